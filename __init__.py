@@ -1,0 +1,1 @@
+"""replay-parity: differential correctness harness for recurrent-state decode (Gated DeltaNet, Mamba2)."""

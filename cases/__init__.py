@@ -1,0 +1,1 @@
+"""What is asked: cases, timelines, scenarios, inputs."""

@@ -1,0 +1,1 @@
+"""Who asks and judges: paths, traces, verdicts, records, campaigns."""

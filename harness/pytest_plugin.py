@@ -1,0 +1,1 @@
+"""pytest plugin: hardware markers (being built)."""

@@ -1,0 +1,1 @@
+"""What is right: sequential decoders that share no code with the kernels."""

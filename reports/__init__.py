@@ -1,0 +1,1 @@
+"""How it is shown: tables and the HTML page, from records alone."""
