@@ -1,0 +1,118 @@
+"""Regimes: a Case becomes seeded tensors of one GDN layer, or token ids of a whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .case import Case
+from .timeline import prefix_root
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What one GDN layer reads, for R requests of at most T tokens; rows past a request's length are zero.
+
+    ``q``, ``k`` [R, T, H, K] and ``v`` [R, T, HV, V]: after the convolution and SiLU, in the activation dtype;
+    ``a``, ``b`` [R, T, HV]: gate inputs, in the activation dtype; ``A_log``, ``dt_bias`` [HV] float32.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
+    A_log: Tensor
+    dt_bias: Tensor
+
+
+def layer_inputs(case: Case) -> LayerInputs:
+    """The tensors of a Case's regime. A shared prefix repeats the other request's tokens."""
+    draw = _REGIMES.get(case.inputs.regime)
+    if draw is None:
+        raise NotImplementedError(f"inputs.regime: {case.inputs.regime} is not there yet, use {', '.join(_REGIMES)}")
+    return draw(case)
+
+
+def sequence_lengths(case: Case) -> list[int]:
+    """Tokens that each request has inputs for: the prompt and all outputs but the last, which is never computed."""
+    return [request.prompt_len + request.output_len - 1 for request in case.requests]
+
+
+def poisons(case: Case) -> str:
+    """What must never be read holds "nan" (even seeds: finds more) or "stale" (odd seeds: names the culprit)."""
+    return ("nan", "stale")[case.inputs.seed % 2]
+
+
+def token_ids(case: Case, vocab_size: int) -> list[list[int]]:
+    """Token ids of each request, prompt first, then the outputs that are forced; [prompt_len + output_len] each."""
+    sequences: list[list[int]] = []
+    for index, request in enumerate(case.requests):
+        count = request.prompt_len + request.output_len
+        own = np.random.default_rng([case.inputs.seed, index, 7]).integers(0, vocab_size, count).tolist()
+        shared = [sequences[other][place] for place in range(count) for other in _source(case, index, place)]
+        sequences.append(shared + own[len(shared) :])
+    return sequences
+
+
+def _source(case: Case, request: int, place: int) -> list[int]:
+    root, _ = prefix_root(case, request, place + 1)
+    return [] if root == request else [root]
+
+
+def _model_like(case: Case) -> LayerInputs:
+    """Distributions of a trained Qwen3.5: A = exp(A_log) log-uniform in [1, 16], softplus(dt_bias) in [1e-3, 1e-1].
+
+    q, k and v have the magnitudes that SiLU of a unit normal has; the decode op normalises q and k itself.
+    """
+    geometry = case.geometry
+    heads, value_heads = geometry.num_k_heads, geometry.num_v_heads
+    layer = np.random.default_rng([case.inputs.seed, 1])
+    A_log = layer.uniform(0.0, np.log(16.0), value_heads)
+    dt = np.exp(layer.uniform(np.log(1e-3), np.log(1e-1), value_heads))
+    lengths = sequence_lengths(case)
+
+    def tokens(request: int, kind: int, *shape: int) -> np.ndarray:
+        rng = np.random.default_rng([case.inputs.seed, request, 2, kind])
+        return rng.standard_normal((lengths[request], *shape))
+
+    requests = range(len(lengths))
+    parts = {
+        "q": [_silu(tokens(r, 0, heads, geometry.head_k_dim)) for r in requests],
+        "k": [_silu(tokens(r, 1, heads, geometry.head_k_dim)) for r in requests],
+        "v": [_silu(tokens(r, 2, value_heads, geometry.head_v_dim)) for r in requests],
+        "a": [tokens(r, 3, value_heads) for r in requests],
+        "b": [tokens(r, 4, value_heads) for r in requests],
+    }
+    packed = {name: _pack(case, part) for name, part in parts.items()}
+    return LayerInputs(
+        **packed, A_log=_float32(A_log), dt_bias=_float32(dt + np.log(-np.expm1(-dt)))
+    )
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x / (1.0 + np.exp(-x)))
+
+
+def _float32(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(x, dtype=np.float32))
+
+
+def _pack(case: Case, parts: list[np.ndarray]) -> Tensor:
+    """[R, T, ...] in the activation dtype, shared prefixes copied from the request they belong to."""
+    longest = max(len(part) for part in parts)
+    packed = torch.zeros((len(parts), longest, *parts[0].shape[1:]), dtype=TORCH_DTYPES[case.replay.activation_dtype])
+    for index, part in enumerate(parts):
+        packed[index, : len(part)] = _float32(part).to(packed.dtype)
+        request = case.requests[index]
+        if request.shared_prefix_of is not None:
+            packed[index, : request.shared_prefix_len] = packed[request.shared_prefix_of, : request.shared_prefix_len]
+    return packed
+
+
+_REGIMES = {"model_like": _model_like}

@@ -1,0 +1,158 @@
+"""Named cases, each with the sentence that says what it guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
+from .geometry import ENGINE, TINY, Geometry
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named case and what it guards."""
+
+    case: Case
+    guards: str
+
+
+def scenarios(geometry: Geometry = TINY) -> dict[str, Scenario]:
+    """All named scenarios by name, in a fixed order, with the layer shapes of ``geometry``."""
+    return {scenario.case.id: scenario for make in _MAKERS for scenario in make(geometry)}
+
+
+def engine_scenarios() -> dict[str, Scenario]:
+    """The same scenarios with layer shapes that a small checkpoint for a CPU engine has."""
+    return scenarios(ENGINE)
+
+
+def _build(
+    name: str,
+    geometry: Geometry,
+    requests: list[tuple[int, int]],
+    steps: list[Step],
+    *,
+    buffer_len: int = 4,
+    graphs: Graphs | None = None,
+) -> Case:
+    return Case(
+        id=name,
+        geometry=geometry,
+        replay=Replay(buffer_len),
+        cache=Cache(),
+        graphs=graphs,
+        inputs=Inputs("model_like", sum(map(ord, name))),
+        requests=tuple(Request(*request) for request in requests),
+        steps=tuple(steps),
+    )
+
+
+def _step(*rows: tuple[int, int], preempt: tuple[int, ...] = (), abort: tuple[int, ...] = ()) -> Step:
+    return Step(rows, preempt, abort)
+
+
+def _decodes(count: int, *requests: int) -> list[Step]:
+    return [_step(*((request, 1) for request in requests)) for _ in range(count)]
+
+
+def _flushes(geometry: Geometry) -> Iterator[Scenario]:
+    yield Scenario(
+        _build("plain-flush", geometry, [(6, 6)], [_step((0, 6)), *_decodes(5, 0)]),
+        "L + 1 decodes: the ring fills, is folded into the checkpoint, and the next token starts an empty ring",
+    )
+    yield Scenario(
+        _build("two-flushes", geometry, [(5, 11)], [_step((0, 5)), *_decodes(10, 0)]),
+        "two ring cycles: the second flush folds the second cycle's entries, not the first one's",
+    )
+    yield Scenario(
+        _build("buffer-len-one", geometry, [(5, 6)], [_step((0, 5)), *_decodes(5, 0)], buffer_len=1),
+        "L = 1 flushes at each step and equals packed decode",
+    )
+    yield Scenario(
+        _build("buffer-len-sixteen", geometry, [(7, 19)], [_step((0, 7)), *_decodes(18, 0)], buffer_len=16),
+        "the production ring length: sixteen entries, a flush, and the start of the next cycle",
+    )
+
+
+def _tails(geometry: Geometry) -> Iterator[Scenario]:
+    yield Scenario(
+        _build("one-token-tail", geometry, [(9, 6)], [_step((0, 8)), _step((0, 1)), *_decodes(5, 0)]),
+        "the last prompt token alone runs as decode: it must be folded at once, not appended to the ring",
+    )
+    yield Scenario(
+        _build("one-token-middle", geometry, [(7, 4)], [_step((0, 3)), _step((0, 1)), _step((0, 3)), *_decodes(3, 0)]),
+        "a one-token chunk between two longer ones leaves an exact state for the prefill that follows",
+    )
+    steps = [_step((0, 5)), *_decodes(2, 0), _step((1, 1)), *_decodes(5, 1)]
+    yield Scenario(
+        _build("first-chunk-on-recycled-slot", geometry, [(5, 3), (1, 6)], steps),
+        "a prompt of one token has no prior state, whatever its recycled slot still holds",
+    )
+    steps = [_step((0, 6)), *_decodes(2, 0), _step((0, 1), (1, 1)), *_decodes(4, 0, 1), *_decodes(2, 1)]
+    yield Scenario(
+        _build("first-token-joins-decodes", geometry, [(6, 8), (1, 7)], steps),
+        "a one-token prompt that joins decoding rows stays a prefill",
+    )
+
+
+def _resumes(geometry: Geometry) -> Iterator[Scenario]:
+    buffer_len = 4
+    for phase in range(buffer_len):
+        decodes = buffer_len + phase
+        known = 6 + decodes + 1
+        steps = [_step((0, 6)), *_decodes(decodes, 0), _step((0, known), preempt=(0,)), *_decodes(buffer_len + 1, 0)]
+        yield Scenario(
+            _build(f"resume-at-phase-{phase}", geometry, [(6, known - 6 + buffer_len + 2)], steps),
+            f"preempted with {phase} pending ring entries: after the resume the ring starts empty at the new base",
+        )
+    steps = [
+        _step((0, 6)), *_decodes(3, 0), _step((1, 4), preempt=(0,)), *_decodes(2, 1), _step((1, 1), (0, 7)),
+        _step((1, 1), (0, 3)), *_decodes(3, 0, 1), *_decodes(2, 0),
+    ]
+    yield Scenario(
+        _build("resume-into-another-slot", geometry, [(6, 10), (4, 8)], steps),
+        "the resumed request finds its slot taken and goes on in another one, prefilled in two chunks",
+    )
+    steps = [
+        _step((0, 6)), *_decodes(3, 0), _step((0, 9), preempt=(0,)), _step((0, 1)), *_decodes(5, 0),
+    ]
+    yield Scenario(
+        _build("resume-with-one-token-tail", geometry, [(6, 10)], steps),
+        "a resumed prefill whose last chunk is one token: base counts prompt and generated tokens",
+    )
+
+
+def _batches(geometry: Geometry) -> Iterator[Scenario]:
+    steps = [_step((0, 3)), _step((0, 1), (1, 9))]
+    steps += [_step(*([(0, 1), (1, 1)] if turn % 2 else [(1, 1), (0, 1)])) for turn in range(7)]
+    yield Scenario(
+        _build("batch-order-flips", geometry, [(3, 9), (9, 8)], steps),
+        "two prompts of unlike length swap rows: each row's base is taken in batch order",
+    )
+    steps = [_step((0, 5)), *_decodes(2, 0), _step((1, 4)), *_decodes(6, 1)]
+    yield Scenario(
+        _build("slot-reuse-mid-ring", geometry, [(5, 3), (4, 7)], steps),
+        "a request ends with entries pending; the next tenant of its slot starts an empty ring",
+    )
+    steps = [_step((0, 5)), *_decodes(3, 0), _step((0, 1), (1, 4)), _step((0, 1), (1, 4)), *_decodes(4, 0, 1)]
+    yield Scenario(
+        _build("mixed-prefill-and-decode", geometry, [(5, 10), (8, 5)], steps),
+        "decode rows keep their ring position while another request prefills in the same step",
+    )
+    steps = [_step((0, 4), (1, 6)), *_decodes(3, 0, 1), _step((0, 1), (2, 3), abort=(1,)), *_decodes(4, 0, 2)]
+    yield Scenario(
+        _build("abort-mid-ring", geometry, [(4, 9), (6, 9), (3, 5)], steps),
+        "an aborted request leaves pending entries behind; the newcomer in its slot must not see them",
+    )
+
+
+def _paddings(geometry: Geometry) -> Iterator[Scenario]:
+    steps = [_step((0, 4), (1, 5), (2, 3)), *_decodes(6, 0, 1, 2)]
+    yield Scenario(
+        _build("padded-step", geometry, [(4, 7), (5, 7), (3, 7)], steps, graphs=Graphs((1, 2, 4))),
+        "three rows in a graph of four: the padded row writes nothing and gives zeros",
+    )
+
+
+_MAKERS: tuple[Callable[[Geometry], Iterator[Scenario]], ...] = (_flushes, _tails, _resumes, _batches, _paddings)
