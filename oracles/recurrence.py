@@ -35,7 +35,7 @@ def gdn_recurrence(
     q, k [B, T, H, K] after convolution and SiLU; v [B, T, HV, V]; a, b [B, T, HV]; A_log, dt_bias [HV];
     initial_state [B, HV, V, K] or None for zeros. The B sequences are independent of each other. Inputs may be of any
     float type: they are cast up once and never rounded again. A yielded tensor is never written afterwards.
-    Raises ValueError for shapes that do not fit and for a ``dtype`` other than float32 and float64.
+    Raises ValueError, on the first step, for shapes that do not fit and for any other ``dtype``.
     """
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
@@ -45,16 +45,18 @@ def gdn_recurrence(
 
     q, k = (_l2_normalised(x.to(dtype)).repeat_interleave(HV // H, dim=2) for x in (q, k))
     q = q * K**-0.5
-    v = v.to(dtype)
-    beta = torch.sigmoid(b.to(dtype))
-    alpha = torch.exp(-torch.exp(A_log.to(dtype)) * softplus(a.to(dtype) + dt_bias.to(dtype), threshold=20.0))
+    v, a, b, A, dt_bias = v.to(dtype), a.to(dtype), b.to(dtype), torch.exp(A_log.to(dtype)), dt_bias.to(dtype)
 
     S = v.new_zeros(B, HV, V, K) if initial_state is None else initial_state.to(dtype)
     for t in range(T):
-        k_t, q_t = k[:, t, :, None, :], q[:, t, :, None, :]
-        S = alpha[:, t, :, None, None] * S
+        q_t, k_t = q[:, t, :, None, :], k[:, t, :, None, :]
+        # gates token by token on a dense [B, HV]: over the whole sequence, the last bit of an exp would depend on where
+        # the vectorised loop ends, that is, on how many tokens the caller passes at once
+        alpha = torch.exp(-A * softplus((a[:, t] + dt_bias).contiguous(), threshold=20.0))
+        beta = torch.sigmoid(b[:, t].contiguous())
+        S = alpha[..., None, None] * S
         # product and sum, not matmul: no backend may lower the precision of it
-        d = beta[:, t, :, None] * (v[:, t] - (S * k_t).sum(-1))
+        d = beta[..., None] * (v[:, t] - (S * k_t).sum(-1))
         S = S + d[..., None] * k_t
         yield (S * q_t).sum(-1), S
 
