@@ -1,0 +1,42 @@
+"""What each level implements: a Path takes a Case and leaves a Trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..cases.case import Case
+from ..cases.timeline import Timeline
+from .trace import Failure, Trace
+
+
+@dataclass(frozen=True)
+class Legs:
+    """The three legs of one Case at one level, or why there are none.
+
+    ``truth`` is the oracle in float64, ``subject`` the replay path, ``baseline`` packed decode (layer levels) or
+    replay with L = 1 (engine). ``failure`` is set where the subject or the baseline did not end.
+    """
+
+    level: str
+    case: Case
+    timeline: Timeline
+    truth: Trace | None
+    subject: Trace | None
+    baseline: Trace | None
+    failure: Failure | None = None
+
+
+class Path(Protocol):
+    """One level and the implementation it drives."""
+
+    level: str
+    target: str
+
+    def why_not(self, case: Case) -> str | None:
+        """None where this path can play the Case, else one line that says why not."""
+        ...
+
+    def run(self, case: Case) -> Legs:
+        """All three legs. What goes wrong inside a leg comes back as ``Legs.failure``, never as an exception."""
+        ...

@@ -1,0 +1,74 @@
+"""The kernel level: the decode op alone. Prefilled states and cursors come from the oracles, the op from the subject."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..cases.case import Case
+from ..cases.inputs import LayerInputs, layer_inputs
+from ..cases.timeline import Timeline, play
+from .contract import Legs
+from .layer_leg import StepRows
+from .oracle_path import LayerTruth, layer_truth, ledger_cursors, oracle_trace
+from .schedule_path import BaselineRunner, flush_lookup, told
+from .trace import Cursors, Failure
+
+
+class KernelPath:
+    """Judges gdn_replay_decode on the rows, ring positions and slots of a timeline, with nothing else in the way."""
+
+    level = "kernel"
+    target = "torch"
+
+    def why_not(self, case: Case) -> str | None:
+        """Every Case can be played here."""
+        del case
+        return None
+
+    def run(self, case: Case) -> Legs:
+        """Truth in float64, replay op, packed op; both ops start from the oracle's float32 prefill."""
+        timeline = play(case)
+        inputs = layer_inputs(case)
+        cursors = ledger_cursors(case, timeline)
+        truth = oracle_trace(timeline, layer_truth(inputs, torch.float64), cursors)
+        prefilled = layer_truth(inputs, torch.float32)
+        baseline = _PackedOp(case, timeline, inputs, cursors, prefilled).run()
+        try:
+            subject = _ReplayOp(case, timeline, inputs, cursors, prefilled).run()
+        except Exception as error:
+            failure = Failure("exception", "run", f"{type(error).__name__}: {error}")
+            return Legs(self.level, case, timeline, truth, None, baseline, failure)
+        return Legs(self.level, case, timeline, truth, subject, baseline)
+
+
+class _PackedOp(BaselineRunner):
+    """Decode rows through packed decode; which rows those are is the ledger's word."""
+
+    def __init__(
+        self, case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, prefilled: LayerTruth
+    ) -> None:
+        super().__init__(case, timeline, inputs, cursors)
+        self.cursors, self.prefilled = cursors, prefilled
+        self.decoded = set(flush_lookup(cursors))
+
+    def _run_rows(self, step: int, rows: StepRows, padded_to: int | None) -> None:
+        decodes = np.array([(step, row) in self.decoded for row in rows.order.tolist()])
+        if decodes.any():
+            self._decode(step, rows.select(decodes), padded_to)
+        if not decodes.all():
+            self._prefill(step, rows.select(~decodes))
+
+    def _prefill(self, step: int, rows: StepRows) -> None:
+        states = self.prefilled.states[rows.request, rows.position]
+        self.memory.state[torch.from_numpy(rows.slot)] = states.to(self.memory.state.dtype)
+        outputs = self.prefilled.outputs[rows.request, rows.position]
+        self.leg.keep_prefill(step, rows, outputs.to(self.leg.inputs.v.dtype))
+
+
+class _ReplayOp(_PackedOp):
+    """Decode rows through the replay op, told the ledger's cursors."""
+
+    def _decode(self, step: int, rows: StepRows, padded_to: int | None) -> None:
+        write_pos, is_flush = told(self.cursors, step, rows)
+        self.leg.replay(step, rows, write_pos, is_flush, padded_to or len(rows.slot))

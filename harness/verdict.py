@@ -1,0 +1,59 @@
+"""pass, fail or unknown, and why: the judge of one Case at one level. The worst finding wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .contract import Legs
+from .finding import FirstBad, Finding
+from .invariants import cursor_findings, event_findings, row_findings
+from .three_leg import Measured, numeric_findings
+from .topk import topk_findings
+
+PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one Case at one level.
+
+    ``symptom`` (mismatch, poison, out_of_bounds, cursor, host_sync, exception, timeout, crash, not_entered) and
+    ``stage`` are None on a pass. ``distances`` and ``limits`` share their keys.
+    """
+
+    outcome: str
+    symptom: str | None = None
+    stage: str | None = None
+    reason: str | None = None
+    first_bad: FirstBad | None = None
+    distances: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+
+
+def judge(legs: Legs) -> Verdict:
+    """The verdict on three legs: what could not be judged is unknown, never a pass."""
+    if legs.failure is not None:
+        return Verdict(UNKNOWN, legs.failure.symptom, legs.failure.stage, legs.failure.message)
+    if legs.truth is None or legs.subject is None or legs.baseline is None:
+        return Verdict(UNKNOWN, "not_entered", "judge", "a leg is missing: nothing to compare")
+    if not legs.subject.counts.get("replay_steps"):
+        return Verdict(UNKNOWN, "not_entered", "judge", "the replay op never ran a row: nothing was tested")
+    findings = row_findings(legs.truth, legs.subject) or row_findings(legs.truth, legs.baseline)
+    measured = Measured()
+    if not findings:
+        measured, numeric = numeric_findings(legs)
+        findings = event_findings(legs.subject) + numeric + topk_findings(legs)
+    cursors = cursor_findings(legs.truth, legs.subject)
+    if not findings and not cursors:
+        return Verdict(PASS, distances=measured.distances, limits=measured.limits)
+    worst = (findings or cursors)[0]
+    return Verdict(
+        FAIL, worst.symptom, "judge", _sentence(worst, cursors), worst.first_bad, measured.distances, measured.limits
+    )
+
+
+def _sentence(worst: Finding, cursors: list[Finding]) -> str:
+    """The finding, and the first wrong cursor where that is its likely cause."""
+    if not cursors or worst is cursors[0]:
+        return worst.message
+    return f"{worst.message}; first wrong cursor: {cursors[0].message}"
