@@ -56,7 +56,7 @@ class Inputs:
     def tokens(self, span: slice, initial_state: Tensor | None) -> Inputs:
         """The same sequences, tokens of ``span`` only."""
         cut = {name: getattr(self, name)[:, span] for name in ("q", "k", "v", "a", "b")}
-        return replace(self, **cut, initial_state=initial_state)  # type: ignore[arg-type]
+        return replace(self, **cut, initial_state=initial_state)
 
 
 def draw(seed: int, shape: str = "grouped") -> Inputs:
@@ -160,7 +160,7 @@ def test_rows_of_a_batch_are_independent() -> None:
     assert x.initial_state is not None
     for row in range(2):
         cut = {name: getattr(x, name)[row : row + 1] for name in ("q", "k", "v", "a", "b", "initial_state")}
-        alone, _ = replace(x, **cut).run(torch.float32)  # type: ignore[arg-type]
+        alone, _ = replace(x, **cut).run(torch.float32)
         # not the same bits: a vectorised exp rounds the gates of one row and of two rows differently
         torch.testing.assert_close(alone, outputs[row : row + 1], rtol=1e-6, atol=1e-6)
 
@@ -199,8 +199,8 @@ def test_outputs_helper_collects_what_the_generator_yields() -> None:
 
 def test_reads_inputs_as_already_rounded() -> None:
     x = draw(7)
-    low = replace(x, **{name: getattr(x, name).bfloat16() for name in ("q", "k", "v", "a", "b")})  # type: ignore[arg-type]
-    up = replace(low, **{name: getattr(low, name).float() for name in ("q", "k", "v", "a", "b")})  # type: ignore[arg-type]
+    low = replace(x, **{name: getattr(x, name).bfloat16() for name in ("q", "k", "v", "a", "b")})
+    up = replace(low, **{name: getattr(low, name).float() for name in ("q", "k", "v", "a", "b")})
     assert torch.equal(low.run(torch.float32)[0], up.run(torch.float32)[0])
 
 
