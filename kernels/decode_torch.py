@@ -84,14 +84,15 @@ def replay_decode(
 ) -> None:
     """Decode one token per row from checkpoint and ring; shapes as in `decode.gdn_replay_decode`, unchecked here."""
     rows = locate_rows(slots)
-    token = prepare_token(q, k, v, a, b, A_log, dt_bias, use_qk_l2norm)
+    head = key_head_of(q.shape[1], v.shape[1], q.device)
+    token = prepare_token(q, k, v, a, b, A_log, dt_bias, head, use_qk_l2norm)
     used = torch.where(rows.live, write_pos.to(torch.int64), 0)
     flush = rows.live & is_flush.to(torch.bool)
     append = rows.live & ~is_flush.to(torch.bool)
 
     stored = state.index_select(0, rows.slot)
     checkpoint = stored.float()
-    pending = read_ring(ring_d, ring_k, ring_g, rows.slot, used)
+    pending = read_ring(ring_d, ring_k, ring_g, rows.slot, used, head)
     delta = corrected_value(token, recall(checkpoint, pending, token.k))
     write_output(out, attend(token, recall(checkpoint, pending, token.q), delta), rows.live)
 
@@ -118,7 +119,8 @@ def packed_decode(
 ) -> None:
     """Decode one token per row from a state written each step; shapes as in `decode.gdn_packed_decode`."""
     rows = locate_rows(slots)
-    token = prepare_token(q, k, v, a, b, A_log, dt_bias, use_qk_l2norm)
+    head = key_head_of(q.shape[1], v.shape[1], q.device)
+    token = prepare_token(q, k, v, a, b, A_log, dt_bias, head, use_qk_l2norm)
     stored = state.index_select(0, rows.slot)
     decayed = stored.float() * token.alpha[..., None]
     delta = token.beta * (token.v - read_state(decayed, token.k))
@@ -142,11 +144,10 @@ def prepare_token(
     b: torch.Tensor,
     A_log: torch.Tensor,
     dt_bias: torch.Tensor,
+    head: torch.Tensor,
     use_qk_l2norm: bool,
 ) -> Token:
     """Bring a token's inputs into float32: normalise, scale, spread key heads over value heads, form the gates."""
-    num_k_heads, num_v_heads = q.shape[1], v.shape[1]
-    head = key_head_of(num_k_heads, num_v_heads, q.device)
     query = l2_normalised(q.float()) if use_qk_l2norm else q.float()
     key = l2_normalised(k.float()) if use_qk_l2norm else k.float()
     scale = q.shape[-1] ** -0.5
@@ -186,13 +187,16 @@ def write_strength(b: torch.Tensor) -> torch.Tensor:
 
 
 def read_ring(
-    ring_d: torch.Tensor, ring_k: torch.Tensor, ring_g: torch.Tensor, slot: torch.Tensor, used: torch.Tensor
+    ring_d: torch.Tensor,
+    ring_k: torch.Tensor,
+    ring_g: torch.Tensor,
+    slot: torch.Tensor,
+    used: torch.Tensor,
+    head: torch.Tensor,
 ) -> Pending:
     """Read the pending entries of each row and the decay each has seen since it was written."""
-    num_k_heads, num_v_heads, buffer_len = ring_k.shape[1], ring_d.shape[1], ring_d.shape[2]
-    index = torch.arange(buffer_len, device=slot.device)
+    index = torch.arange(ring_g.shape[-1], device=slot.device)
     valid = index < used[:, None]
-    head = key_head_of(num_k_heads, num_v_heads, slot.device)
     # dead entries are garbage, and 0 * NaN is NaN: replace before anything is multiplied
     d = torch.where(valid[:, None, :, None], ring_d.index_select(0, slot).float(), 0.0)
     key = torch.where(valid[:, None, :, None], ring_k.index_select(0, slot).float(), 0.0)
