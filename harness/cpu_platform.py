@@ -69,6 +69,22 @@ def prepare() -> None:
     _prepared = True
 
 
+def inspect_in_process(architecture: str) -> None:
+    """Import the model class vLLM has registered for ``architecture`` here and register the class itself.
+
+    vLLM looks at lazily registered classes in a fresh Python process, to keep CUDA uninitialised. That process is not
+    prepared, so on a CPU it fails beside a torchvision that does not load, and it costs a second import of vLLM.
+    Call after prepare(); does nothing with CUDA.
+    """
+    if has_cuda():
+        return
+    from vllm import ModelRegistry
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
+
+
 def why_no_engine() -> str | None:
     """None where an engine can run, else one line: what is missing and the command that installs it.
 
@@ -180,7 +196,7 @@ def _define_torchvision_schemas() -> None:
         importlib.import_module("torchvision")
     except RuntimeError:
         _forget("torchvision")
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in _TORCHVISION_SCHEMAS:
             library.define(schema)
         _held.append(library)

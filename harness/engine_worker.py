@@ -1,0 +1,275 @@
+"""The child process: one vLLM engine, many Cases. Reads (case, prompts, forced), answers with an EngineTrace."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import numpy as np
+
+from ..cases.case import Case, Step
+from . import cpu_platform
+from .directed_scheduler import Direction, Director, DirectionError, directed_scheduler_class
+from .engine_rows import RowLog
+from .engine_trace import EngineConfig, EngineTrace, IntArray
+
+Tokens = list[int]
+
+ARCHITECTURE = "Qwen3_5ForCausalLM"
+
+# how often the child looks whether its parent is still there
+_PARENT_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The child's first word: the engine is up, with blocks of ``block_size`` tokens."""
+
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The child's last word before it exits: what was raised, in one line."""
+
+    stage: Literal["start", "play"]
+    message: str
+
+
+@dataclass(frozen=True)
+class Play:
+    """One Case to play: prompt token ids and forced output token ids of each request."""
+
+    case: Case
+    prompts: Sequence[Tokens]
+    forced: Sequence[Tokens]
+
+
+class Engine:
+    """One open engine. Needs a process of its own: V2's settings and the plugin are fixed as vLLM is imported."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        cpu_platform.prepare()
+        cpu_platform.inspect_in_process(ARCHITECTURE)
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.config = config
+        self.llm: Any = LLMEngine.from_engine_args(_engine_args(config))
+        core = self.llm.engine_core.engine_core
+        self.scheduler: Any = core.scheduler
+        self.director: Director = self.scheduler.director
+        self.block_size = int(core.vllm_config.cache_config.block_size)
+        self.num_groups = len(self.scheduler.kv_cache_config.kv_cache_groups)
+        runner = core.model_executor.driver_worker.worker.model_runner
+        self.state_tensors = _state_tensors(runner)
+        self.vocab_size = int(core.vllm_config.model_config.get_vocab_size())
+        if config.block_size and config.block_size != self.block_size:
+            raise ValueError(
+                f"block_size: this engine rounds {config.block_size} tokens to {self.block_size} (a block must hold a "
+                f"page of GDN state); use {self.block_size} or a smaller buffer_len"
+            )
+        if config.poison == "nan":
+            self.director.on_release = self.poison
+
+    def play(self, case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens]) -> EngineTrace:
+        """Play the steps of ``case``: ``prompts`` and ``forced`` hold token ids of each request, forced ones sampled.
+
+        Whatever happened before in this engine does not matter: no request is left, the prefix cache is empty and
+        freed state is poisoned. Raises ValueError for tokens that do not fit the Case, DirectionError for a step that
+        the scheduler did not play as written.
+        """
+        _check_tokens(case, prompts, forced, self.vocab_size)
+        self._clean()
+        log = RowLog(self.vocab_size)
+        before = _counters(self.config)
+        ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
+        with log.observing(self.config):
+            for index, step in enumerate(case.steps):
+                self._step(index, step, ids, log)
+        after = _counters(self.config)
+        self._clean()
+        return log.trace({name: after[name] - before[name] for name in after}, self.block_size)
+
+    def poison(self, blocks: Sequence[int]) -> None:
+        """Fill GDN state and ring of these blocks with NaN, in every layer."""
+        for tensor in self.state_tensors:
+            tensor[list(blocks)] = float("nan")
+
+    def _add(self, request: int, prompt: Tokens, forced: Tokens) -> str:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=len(forced),
+            logprobs=-1,
+            flat_logprobs=True,
+            ignore_eos=True,
+            detokenize=False,
+            trace_decode_token_ids=list(forced),
+            output_kind=RequestOutputKind.DELTA,
+        )
+        engine_id: str = self.llm.add_request(str(request), {"prompt_token_ids": list(prompt)}, params)
+        return engine_id
+
+    def _step(self, index: int, step: Step, ids: list[str], log: RowLog) -> None:
+        if step.abort:
+            self.llm.abort_request([ids[request] for request in step.abort], internal=True)
+        rows = tuple((ids[request], tokens) for request, tokens in step.rows)
+        self.director.direct(index, Direction(rows, tuple(ids[request] for request in step.preempt)))
+        outputs = self.llm.step()
+        numbers = {name: request for request, name in enumerate(ids)}
+        log.add_step(index, self.director.rows, numbers)
+        for output in outputs:
+            log.add_output(index, int(output.request_id), output.outputs[0])
+
+    def _clean(self) -> None:
+        self.director.rest()
+        left = list(self.scheduler.requests)
+        if left:
+            self.llm.abort_request(left, internal=True)
+        # the runner hears of finished requests with the next step
+        while self.scheduler.has_requests():
+            self.llm.step()
+        if not self.scheduler.reset_prefix_cache():
+            raise RuntimeError("blocks are still held after every request has ended")
+        if self.config.poison == "nan":
+            # the NULL block too: nothing may read it
+            self.poison(range(self.scheduler.kv_cache_config.num_blocks))
+
+
+def serve(connection: Connection, config: EngineConfig, fault: str | None) -> None:
+    """Open an engine with ``fault`` planted and answer Play messages until the other side closes."""
+    stage: Literal["start", "play"] = "start"
+    try:
+        with _planted(fault):
+            engine = Engine(config)
+            connection.send(Opened(engine.block_size))
+            stage = "play"
+            while (message := _receive(connection)) is not None:
+                connection.send(engine.play(message.case, message.prompts, message.forced))
+    except Exception as error:
+        # the traceback goes to the log; it also keeps the engine alive, so the process ends here
+        traceback.print_exc()
+        sys.stderr.flush()
+        connection.send(Raised(stage, _one_line(error)))
+
+
+def main() -> None:
+    """Entry point of the child: ``argv[1]`` is the file descriptor of its connection, ``argv[2]`` its parent's pid."""
+    connection = Connection(int(sys.argv[1]))
+    _die_with(int(sys.argv[2]))
+    config, fault = connection.recv()
+    serve(connection, config, fault)
+    sys.stdout.flush()
+    # no engine teardown: it can take seconds, and the process owns nothing that outlives it
+    os._exit(0)
+
+
+def _receive(connection: Connection) -> Play | None:
+    try:
+        message = connection.recv()
+    except EOFError:
+        return None
+    if not isinstance(message, Play):
+        raise TypeError(f"expected a Play message, got {type(message).__name__}")
+    return message
+
+
+def _die_with(parent: int) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+@contextlib.contextmanager
+def _planted(fault: str | None) -> Iterator[None]:
+    if fault is None:
+        yield
+        return
+    from .faults import plant
+
+    with plant(fault):
+        yield
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _engine_args(config: EngineConfig) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    caching = config.cache_mode == "align"
+    args: dict[str, Any] = {
+        "model": str(config.checkpoint),
+        "skip_tokenizer_init": True,
+        "dtype": config.dtype,
+        "seed": 0,
+        "enforce_eager": True,
+        "enable_prefix_caching": caching,
+        "mamba_cache_mode": config.cache_mode,
+        "mamba_ssm_cache_dtype": config.state_dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_model_len": config.max_model_len,
+        "num_gpu_blocks_override": config.num_blocks,
+        "scheduler_cls": directed_scheduler_class(),
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "max_logprobs": -1,
+        "enable_trace_replay": True,
+    }
+    if config.block_size:
+        args["block_size"] = config.block_size
+    if config.buffer_len is not None:
+        ring = {"buffer_len": config.buffer_len, "ring_dtype": config.ring_dtype}
+        args["additional_config"] = {"gdn_replay": ring}
+    return EngineArgs(**(args | dict(config.extra)))
+
+
+def _state_tensors(runner: Any) -> list[Any]:
+    """State and ring tensors [num_blocks, ...] of every GDN layer."""
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    layers = runner.vllm_config.compilation_config.static_forward_context
+    names = [
+        name
+        for group in runner.kv_cache_config.kv_cache_groups
+        if isinstance(group.kv_cache_spec, MambaSpec)
+        for name in group.layer_names
+    ]
+    return [tensor for name in names for tensor in layers[name].kv_cache]
+
+
+def _counters(config: EngineConfig) -> dict[str, int]:
+    if config.buffer_len is None:
+        return {}
+    from ..kernels.vllm_layer import replay_counters
+
+    return dict(replay_counters())
+
+
+def _check_tokens(case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens], vocab_size: int) -> None:
+    for name, lists, length in (("prompts", prompts, "prompt_len"), ("forced", forced, "output_len")):
+        if len(lists) != len(case.requests):
+            raise ValueError(f"{name}: must hold a list for each of {len(case.requests)} requests, not {len(lists)}")
+        for request, tokens in enumerate(lists):
+            wanted = getattr(case.requests[request], length)
+            if len(tokens) != wanted:
+                raise ValueError(f"{name}[{request}]: must hold {length} = {wanted} tokens, not {len(tokens)}")
+            if not all(0 <= token < vocab_size for token in tokens):
+                raise ValueError(f"{name}[{request}]: tokens must be from 0 to {vocab_size - 1}")
