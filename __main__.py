@@ -1,0 +1,219 @@
+"""The command line: ``replay-parity`` and ``python -m replay_parity``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from replay_parity.cases.case import CaseError, load_case
+from replay_parity.cases.scenarios import engine_scenarios, scenarios
+from replay_parity.cases.timeline import play
+from replay_parity.harness.campaign import CampaignError, run_campaign
+from replay_parity.harness.doctor import examine
+from replay_parity.harness.faults import FaultError, fault
+from replay_parity.harness.judge_case import judge_case
+from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
+from replay_parity.harness.plan import LEVELS, PROFILES, plan
+from replay_parity.harness.progress import Progress, say_verdict
+from replay_parity.harness.run_dir import RunDir, RunDirError, read_settings
+from replay_parity.harness.summary import summarise, worst
+from replay_parity.harness.verdict import FAIL, PASS, UNKNOWN
+from replay_parity.reports.page import ReportError, write_report
+
+EXIT = {PASS: 0, FAIL: 1, UNKNOWN: 3}
+BAD_INPUT = 2
+DEFAULT_DIR = Path("parity-report")
+_REFUSALS = (CaseError, CampaignError, FaultError, RunDirError, ReportError)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command. Exit status: 0 pass, 1 parity failure, 2 bad usage or input, 3 unknown or not judged."""
+    arguments = _parser().parse_args(words)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except _REFUSALS as error:
+        print(f"replay-parity: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:
+        # the reader of a pipe went away: not our failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a campaign and write its directory and page."""
+    _resumed_settings(arguments)
+    levels = _levels(arguments.level, arguments.fault)
+    cases = plan(levels)
+    run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
+    settings = {
+        "levels": levels, "profile": arguments.profile, "seed": arguments.seed, "fault": arguments.fault,
+        "command": _command_line(arguments), "not_planned": [], "interrupted": True, "missing_levels": [],
+    }
+    run_dir.write_summary(summarise(run_dir.records(), settings))
+    with Progress(len(cases), len(run_dir.records())) as progress:
+        try:
+            settings["missing_levels"] = run_campaign(
+                cases, run_dir, fault=arguments.fault, workers=arguments.workers, executor=arguments.executor,
+                progress=progress.add,
+            )
+            settings["interrupted"] = False
+        except KeyboardInterrupt:
+            print(f"replay-parity: interrupted; go on with: replay-parity run --resume {run_dir.path}", file=sys.stderr)
+    for line in settings["missing_levels"]:
+        print(f"replay-parity: {line}", file=sys.stderr)
+    summary = summarise(run_dir.records(), settings)
+    run_dir.write_summary(summary)
+    page = write_report(run_dir.path)
+    say_verdict(summary, run_dir.records(), page)
+    return EXIT[summary["verdict"]]
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    """Judge one Case file again."""
+    case = load_case(arguments.case)
+    play(case)
+    levels = _levels(arguments.level, arguments.fault)
+    outcomes = []
+    for level in levels:
+        try:
+            path = open_path(level, arguments.fault)
+        except LevelUnavailable as error:
+            print(f"{level:9} unknown  {error}")
+            outcomes.append(UNKNOWN)
+            continue
+        try:
+            record = judge_case(path, case, arguments.fault).record
+        finally:
+            close_path(path)
+        outcomes.append(record["verdict"])
+        print(f"{level:9} {record['verdict']:8} {record['reason'] or _worst_ratio(record['distances'])}")
+    return EXIT[worst(outcomes)]
+
+
+def _cases(arguments: argparse.Namespace) -> int:
+    """List the named scenarios, or print one as the JSON that replay takes."""
+    table = engine_scenarios() if arguments.engine else scenarios()
+    if arguments.action == "list":
+        for name, scenario in table.items():
+            print(f"{name:32} {scenario.guards}")
+        return 0
+    if arguments.name not in table:
+        raise CaseError(f"NAME: there is no scenario {arguments.name!r}; `replay-parity cases list` names them")
+    print(table[arguments.name].case.dumps(), end="")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    """Write the page again from saved records."""
+    print(write_report(arguments.dir, against=arguments.against))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    """Say what this machine can run."""
+    del arguments
+    findings = examine()
+    for finding in findings:
+        print(f"{finding.name:12} {'yes' if finding.works else 'no ':4} {finding.detail}")
+    return 0 if all(finding.works for finding in findings if finding.name in LEVELS) else EXIT[UNKNOWN]
+
+
+def _levels(asked: list[str] | None, fault_name: str | None) -> list[str]:
+    """Levels in their fixed order; with a fault and none asked for, those at which it has a form."""
+    if fault_name is None:
+        return [level for level in LEVELS if level in (asked or LEVELS)]
+    forms = fault(fault_name).levels
+    wrong = [level for level in asked or () if level not in forms]
+    if wrong:
+        raise FaultError(f"--fault {fault_name}: has no form at level {wrong[0]}; use --level {' or '.join(forms)}")
+    return [level for level in LEVELS if level in (asked or forms)]
+
+
+def _resumed_settings(arguments: argparse.Namespace) -> None:
+    """A resumed run keeps the interrupted run's plan, whatever else stands on the command line."""
+    if arguments.resume is None:
+        return
+    settings = read_settings(arguments.resume)
+    arguments.level, arguments.fault = settings["levels"], settings["fault"]
+    arguments.profile, arguments.seed = settings["profile"], settings["seed"]
+
+
+def _command_line(arguments: argparse.Namespace) -> str:
+    words = ["replay-parity", "run"]
+    for level in arguments.level or ():
+        words += ["--level", level]
+    words += ["--profile", arguments.profile, "--seed", str(arguments.seed)]
+    words += ["--fault", arguments.fault] if arguments.fault else []
+    return shlex.join(words)
+
+
+def _worst_ratio(distances: dict[str, float]) -> str:
+    ratios = {name: value for name, value in distances.items() if name.endswith("ratio")}
+    return ", ".join(f"{name} {value:.3g}" for name, value in ratios.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="replay-parity", description="Differential correctness harness for recurrent-state decode.",
+        epilog="Exit status: 0 pass, 1 parity failure, 2 bad usage or input, 3 unknown or nothing could be judged.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="run a campaign, write records, summary and the HTML page"))
+    replay = commands.add_parser("replay", help="judge one case file again")
+    replay.add_argument("case", metavar="CASE.json", type=Path)
+    _add_level(replay)
+    replay.add_argument("--fault", metavar="NAME", help="plant this fault first")
+    replay.set_defaults(command=_replay)
+    cases = commands.add_parser("cases", help="named scenarios")
+    cases.add_argument("action", choices=["list", "show"])
+    cases.add_argument("name", nargs="?", metavar="NAME", help="for show")
+    cases.add_argument("--engine", action="store_true", help="with the layer shapes of the engine level's checkpoint")
+    cases.set_defaults(command=_cases)
+    report = commands.add_parser("report", help="write report.html again from a run's records")
+    report.add_argument("dir", metavar="DIR", type=Path)
+    report.add_argument("--against", metavar="DIR", type=Path, help="compare with an earlier run")
+    report.set_defaults(command=_report)
+    doctor = commands.add_parser("doctor", help="which levels, devices and vLLM this machine can run, and why not")
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    _add_level(run)
+    run.add_argument("--profile", choices=PROFILES, default="smoke", help="how much to run (default: smoke)")
+    run.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
+    run.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
+    run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")
+    run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
+    run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
+    run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    run.set_defaults(command=_run)
+
+
+def _add_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--level", action="append", choices=LEVELS, help="may be given again (default: every level)"
+    )
+
+
+def _count(low: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {low}, not {text!r}") from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, not {value}")
+        return value
+
+    return read
+
+
+if __name__ == "__main__":
+    sys.exit(main())

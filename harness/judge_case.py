@@ -1,0 +1,40 @@
+"""One Case at one level, from run to record: what workers call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..cases.case import Case
+from .contract import Legs, Path
+from .faults import plant
+from .record import Record, make_record
+from .verdict import UNKNOWN, Verdict, judge
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A record and what it cost, in seconds of wall clock."""
+
+    case: Case
+    record: Record
+    seconds: float
+
+
+def judge_case(path: Path, case: Case, fault: str | None) -> Judged:
+    """Run and judge. An error of the harness itself is unknown, with its stage; it never ends a campaign."""
+    started = time.perf_counter()
+    legs: Legs | None = None
+    refused = path.why_not(case)
+    if refused is not None:
+        verdict = Verdict(UNKNOWN, "not_entered", "plan", refused)
+    else:
+        try:
+            # an engine plants the fault in its own process
+            with plant(None if path.level == "engine" else fault, path.level):
+                legs = path.run(case)
+            verdict = judge(legs)
+        except Exception as error:
+            verdict = Verdict(UNKNOWN, "exception", "harness", f"{type(error).__name__}: {error}")
+    record = make_record(case, path.level, path.target, fault, verdict, legs)
+    return Judged(case, record, time.perf_counter() - started)

@@ -1,0 +1,41 @@
+"""Which cases a profile runs at which level, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..cases.case import Case
+from ..cases.scenarios import engine_scenarios, scenarios
+
+LEVELS = ("kernel", "schedule", "engine")
+PROFILES = ("smoke", "ci", "nightly")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One Case to run at one level; ``guards`` is the sentence of a named scenario."""
+
+    case: Case
+    level: str
+    guards: str | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A Case that a level cannot play, and why: listed in the summary, never counted as a pass."""
+
+    id: str
+    level: str
+    reason: str
+
+
+def named_cases(level: str) -> list[Planned]:
+    """Every named scenario with the layer shapes of the level."""
+    table = engine_scenarios() if level == "engine" else scenarios()
+    return [Planned(scenario.case, level, scenario.guards) for scenario in table.values()]
+
+
+def plan(levels: Sequence[str]) -> list[Planned]:
+    """Cases of all levels, one level after the other."""
+    return [planned for level in levels for planned in named_cases(level)]

@@ -1,0 +1,66 @@
+"""What a person sees while a run goes on and at its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from .judge_case import Judged
+from .record import Record
+from .summary import OUTCOMES
+from .verdict import FAIL, PASS, UNKNOWN
+
+_COLOUR = {PASS: "green", FAIL: "red", UNKNOWN: "yellow"}
+_SHOWN_FAILURES = 5
+
+
+class Progress:
+    """A bar on stderr where that is a terminal; elsewhere one line when a level is done."""
+
+    def __init__(self, total: int, done: int) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Bar(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.task = self.bar.add_task("starting", total=total, completed=done)
+        self.failed = 0
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def add(self, judged: Judged) -> None:
+        """One case is done."""
+        self.failed += judged.record["verdict"] == FAIL
+        failed = f", {self.failed} failed" if self.failed else ""
+        self.bar.update(self.task, advance=1, description=f"{judged.record['level']}{failed}")
+
+
+def say_verdict(summary: dict[str, Any], records: list[Record], page: Path) -> None:
+    """The end of a run on stdout: counts by level, the first failures, verdict and page."""
+    console = Console(highlight=False, soft_wrap=True)
+    for level, row in summary["counts"].items():
+        counts = "  ".join(f"[{_COLOUR[name]}]{row[name]} {name}[/]" for name in OUTCOMES if row[name])
+        console.print(f"{level:9} {counts}   {_proof(summary['proof_by_level'][level])}")
+    wrong = sorted((r for r in records if r["verdict"] != PASS), key=lambda r: r["verdict"] != FAIL)
+    for record in wrong[:_SHOWN_FAILURES]:
+        colour = _COLOUR[record["verdict"]]
+        console.print(f"  [{colour}]{record['verdict']}[/] {record['level']} {escape(record['id'])}: {escape(record['reason'])}")
+    if len(wrong) > _SHOWN_FAILURES:
+        console.print(f"  and {len(wrong) - _SHOWN_FAILURES} more, see the page")
+    verdict = summary["verdict"]
+    console.print(f"verdict: [bold {_COLOUR[verdict]}]{verdict}[/]   page: {escape(str(page))}")
+    sys.stdout.flush()
+
+
+def _proof(proof: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in proof.items())
