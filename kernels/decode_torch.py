@@ -9,8 +9,10 @@ Where a row must not write. Choosing rows by a mask on the host would be a host 
 scatter, and a row that must not write puts back the very bytes it read, in the stored dtype (NaN payloads included).
 Padding rows do so at slot 0, the NULL slot, which no live row may name: live slots are positive and distinct.
 
-Bits of a row do not depend on its neighbours or on the number of rows: dot products are an elementwise product and a
-sum over the last axes, and the rank-L update of a flush is a batched product whose matrices do not mix rows.
+Bits of a row do not depend on its neighbours or on the number of rows. Dot products are an elementwise product and a
+sum over the last axes; the rank-L update of a flush is a batched product whose matrices do not mix rows. The gates are
+built from exp and log1p: on a CPU torch's own sigmoid and softplus round differently in the last, incomplete vector of
+a tensor, so that a row's gate would depend on where in the batch the row stands.
 """
 
 from __future__ import annotations
@@ -177,13 +179,14 @@ def l2_normalised(x: torch.Tensor) -> torch.Tensor:
 
 def log_decay(a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor) -> torch.Tensor:
     """Log decay of the token, g = -exp(A_log) * softplus(a + dt_bias), [R, HV], at most 0."""
-    step = F.softplus(a.float() + dt_bias.float(), beta=1.0, threshold=SOFTPLUS_THRESHOLD)
+    x = a.float() + dt_bias.float()
+    step = torch.where(x > SOFTPLUS_THRESHOLD, x, torch.log1p(torch.exp(x)))
     return -torch.exp(A_log.float()) * step
 
 
 def write_strength(b: torch.Tensor) -> torch.Tensor:
     """Write strength beta = sigmoid(b), [R, HV]; float32, since rounding it to bfloat16 was a bug (vLLM #53877)."""
-    return torch.sigmoid(b.float())
+    return 1.0 / (1.0 + torch.exp(-b.float()))
 
 
 def read_ring(

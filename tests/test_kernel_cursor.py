@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from replay_parity.kernels.cursor import Cursor, CursorError, decode_cursor, runs_as_decode
 
 Rule = Callable[[list[int], list[int], list[int], int, int | None], Cursor]

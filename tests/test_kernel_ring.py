@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from replay_parity.kernels.ring import RingSpec, RingSpecError
 
 GOOD = {
