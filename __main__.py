@@ -52,14 +52,24 @@ def _run(arguments: argparse.Namespace) -> int:
     cases = plan(levels)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
-        "levels": levels, "profile": arguments.profile, "seed": arguments.seed, "fault": arguments.fault,
-        "command": _command_line(arguments), "not_planned": [], "interrupted": True, "missing_levels": [],
+        "levels": levels,
+        "profile": arguments.profile,
+        "seed": arguments.seed,
+        "fault": arguments.fault,
+        "command": _command_line(arguments),
+        "not_planned": [],
+        "interrupted": True,
+        "missing_levels": [],
     }
     run_dir.write_summary(summarise(run_dir.records(), settings))
     with Progress(len(cases), len(run_dir.records())) as progress:
         try:
             settings["missing_levels"] = run_campaign(
-                cases, run_dir, fault=arguments.fault, workers=arguments.workers, executor=arguments.executor,
+                cases,
+                run_dir,
+                fault=arguments.fault,
+                workers=arguments.workers,
+                executor=arguments.executor,
                 progress=progress.add,
             )
             settings["interrupted"] = False
@@ -160,7 +170,8 @@ def _worst_ratio(distances: dict[str, float]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="replay-parity", description="Differential correctness harness for recurrent-state decode.",
+        prog="replay-parity",
+        description="Differential correctness harness for recurrent-state decode.",
         epilog="Exit status: 0 pass, 1 parity failure, 2 bad usage or input, 3 unknown or nothing could be judged.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -197,9 +208,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 
 def _add_level(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--level", action="append", choices=LEVELS, help="may be given again (default: every level)"
-    )
+    parser.add_argument("--level", action="append", choices=LEVELS, help="may be given again (default: every level)")
 
 
 def _count(low: int) -> Callable[[str], int]:

@@ -109,10 +109,10 @@ class Case:
     def dumps(self) -> str:
         """One step or request a line: what a person can read and edit."""
         data = self.to_json()
-        lines = [f'  {json.dumps(key)}: {json.dumps(value)}' for key, value in data.items() if key not in _LISTS]
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data.items() if key not in _LISTS]
         for key in _LISTS:
             inner = ",\n".join(f"    {json.dumps(item)}" for item in data[key])
-            lines.append(f'  {json.dumps(key)}: [\n{inner}\n  ]')
+            lines.append(f"  {json.dumps(key)}: [\n{inner}\n  ]")
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @staticmethod
@@ -271,7 +271,11 @@ def _request(field: _Field) -> Request:
 def _step(field: _Field) -> Step:
     members = field.members(("rows",), ("preempt", "abort"))
     rows = tuple(_row(item) for item in members["rows"].items())
-    named = {name: tuple(item.integer(0) for item in members[name].items()) for name in ("preempt", "abort") if name in members}
+    named = {
+        name: tuple(item.integer(0) for item in members[name].items())
+        for name in ("preempt", "abort")
+        if name in members
+    }
     return Step(rows, named.get("preempt", ()), named.get("abort", ()))
 
 

@@ -90,9 +90,7 @@ def _model_like(case: Case) -> LayerInputs:
         "b": [tokens(r, 4, value_heads) for r in requests],
     }
     packed = {name: _pack(case, part) for name, part in parts.items()}
-    return LayerInputs(
-        **packed, A_log=_float32(A_log), dt_bias=_float32(dt + np.log(-np.expm1(-dt)))
-    )
+    return LayerInputs(**packed, A_log=_float32(A_log), dt_bias=_float32(dt + np.log(-np.expm1(-dt))))
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

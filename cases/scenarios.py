@@ -107,15 +107,25 @@ def _resumes(geometry: Geometry) -> Iterator[Scenario]:
             f"preempted with {phase} pending ring entries: after the resume the ring starts empty at the new base",
         )
     steps = [
-        _step((0, 6)), *_decodes(3, 0), _step((1, 4), preempt=(0,)), *_decodes(2, 1), _step((1, 1), (0, 7)),
-        _step((1, 1), (0, 3)), *_decodes(3, 0, 1), *_decodes(2, 0),
+        _step((0, 6)),
+        *_decodes(3, 0),
+        _step((1, 4), preempt=(0,)),
+        *_decodes(2, 1),
+        _step((1, 1), (0, 7)),
+        _step((1, 1), (0, 3)),
+        *_decodes(3, 0, 1),
+        *_decodes(2, 0),
     ]
     yield Scenario(
         _build("resume-into-another-slot", geometry, [(6, 10), (4, 8)], steps),
         "the resumed request finds its slot taken and goes on in another one, prefilled in two chunks",
     )
     steps = [
-        _step((0, 6)), *_decodes(3, 0), _step((0, 9), preempt=(0,)), _step((0, 1)), *_decodes(5, 0),
+        _step((0, 6)),
+        *_decodes(3, 0),
+        _step((0, 9), preempt=(0,)),
+        _step((0, 1)),
+        *_decodes(5, 0),
     ]
     yield Scenario(
         _build("resume-with-one-token-tail", geometry, [(6, 10)], steps),

@@ -166,8 +166,15 @@ class _Player:
             copy_from, live.slot = live.slot, self.slots.take()
         self._check_tokens(path, request, num_tokens, known)
         row = Row(
-            request, num_tokens, live.computed, live.prefill_len, _kind(live, num_tokens), live.slot, copy_from,
-            admission, live.computed + num_tokens == known,
+            request,
+            num_tokens,
+            live.computed,
+            live.prefill_len,
+            _kind(live, num_tokens),
+            live.slot,
+            copy_from,
+            admission,
+            live.computed + num_tokens == known,
         )
         live.computed += num_tokens
         live.generated += row.samples
@@ -177,8 +184,12 @@ class _Player:
         live = self.live[request]
         left = known - live.computed
         if num_tokens > left:
-            what = "decodes before its prefill is done" if live.computed < live.prefill_len else "runs ahead of its decode"
-            raise CaseError(f"{path}: request {request} {what}: it has {left} known tokens to compute, not {num_tokens}")
+            what = (
+                "decodes before its prefill is done" if live.computed < live.prefill_len else "runs ahead of its decode"
+            )
+            raise CaseError(
+                f"{path}: request {request} {what}: it has {left} known tokens to compute, not {num_tokens}"
+            )
         if self.case.cache.mode != "align":
             return
         block = self.case.cache.block_size

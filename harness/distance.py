@@ -33,7 +33,7 @@ def run_errors(values: Tensor, truth: Tensor, requests: IntArray) -> dict[int, R
 
 
 def entry_errors(values: Tensor, truth: Tensor) -> Tensor:
-    """Largest absolute error of each entry and head, [N, heads]; NaN counts as infinite. values, truth [N, heads, ...]."""
+    """Largest absolute error by entry and head, [N, heads]; NaN is infinite. values, truth [N, heads, ...]."""
     error = (values.double() - truth).abs()
     error = torch.where(torch.isnan(error), torch.inf, error)
     return error.flatten(2).amax(-1) if error.dim() > 2 else error.amax(-1, keepdim=True)

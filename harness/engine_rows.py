@@ -14,7 +14,13 @@ from .engine_trace import UNKNOWN, EngineConfig, EngineRows, EngineTrace, IntArr
 
 _COLUMNS = tuple(EngineRows.__dataclass_fields__)
 # columns that only the plugin's metadata can fill, by the field of its ReplayStep
-_REPORTED = {"decode_base": "decode_base", "write_pos": "write_pos", "is_flush": "is_flush", "slot": "state_indices"}
+_REPORTED = {
+    "decode_base": "decode_base",
+    "write_pos": "write_pos",
+    "is_flush": "is_flush",
+    "ran_as_decode": "runs_as_decode",
+    "slot": "state_indices",
+}
 
 
 class RowLog:
@@ -90,7 +96,7 @@ class RowLog:
         )
 
     def _told(self, index: int, row: ScheduledRow, scheduled: tuple[ScheduledRow, ...]) -> dict[str, int]:
-        """What the plugin's builder said of one row; every group must agree on all but the slot."""
+        """What the plugin's builder said of one row, from the first GDN group: the others differ in their slots alone."""
         told = self.reported[0]
         seen = (int(told.num_reqs), int(told.query_len[index]), int(told.num_computed[index]))
         if seen != (len(scheduled), row.num_tokens, row.num_computed):
@@ -99,6 +105,5 @@ class RowLog:
                 f"{(len(scheduled), row.num_tokens, row.num_computed)}"
             )
         entry = {column: int(getattr(told, name)[index]) for column, name in _REPORTED.items()}
-        entry["ran_as_decode"] = int(row.num_tokens == 1 and row.num_computed > 0)
         entry["padded_to"] = int(told.num_reqs_after_padding)
         return entry

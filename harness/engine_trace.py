@@ -20,10 +20,11 @@ UNKNOWN = -1
 class EngineConfig:
     """Everything that shapes one engine; two equal ones play a Case alike.
 
-    ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (bfloat16
-    only on a CPU). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align"; ``block_size`` in
-    tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``poison`` "nan" fills GDN state and
-    ring of freed blocks with NaN, "stale" leaves what their last tenant wrote. ``extra`` holds more EngineArgs by name.
+    ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (on a CPU
+    it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
+    ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``poison`` "nan"
+    fills GDN state and ring of freed blocks with NaN, "stale" leaves what their last tenant wrote. ``extra`` holds more
+    EngineArgs by name.
     """
 
     checkpoint: Path
@@ -71,10 +72,11 @@ class EngineRows:
 class EngineTrace:
     """Distributions and rows of one Case in one engine.
 
-    ``log_probs`` [N, vocab] float32: log-softmax of the raw logits, one entry a sampled token. [N] each: ``step`` of the
-    Case, ``request``, ``position`` (index of the token after which the distribution stands), ``token`` (what was
+    ``log_probs`` [N, vocab] float32: log-softmax of the raw logits, one entry a sampled token. [N] each: ``step`` of
+    the Case, ``request``, ``position`` (index of the token after which the distribution stands), ``token`` (what was
     appended: the forced one), ``argmax`` (what greedy sampling would have taken).
-    ``counts``: replay_rows and flush_rows that the plugin's layer ran, summed over layers. ``block_size``: tokens.
+    ``counts``: replay_rows and flush_rows that the plugin's layers ran, summed over layers; a replayed CUDA graph runs
+    no Python and adds nothing. ``block_size``: tokens of one block of state.
     """
 
     log_probs: npt.NDArray[np.float32]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-import numpy as np
-
 from ..cases.case import Case, Step
 from . import cpu_platform
-from .directed_scheduler import Direction, Director, DirectionError, directed_scheduler_class
+from .directed_scheduler import Direction, Director, directed_scheduler_class
 from .engine_rows import RowLog
-from .engine_trace import EngineConfig, EngineTrace, IntArray
+from .engine_trace import EngineConfig, EngineTrace
 
 Tokens = list[int]
 
@@ -149,9 +145,13 @@ class Engine:
 
 def serve(connection: Connection, config: EngineConfig, fault: str | None) -> None:
     """Open an engine with ``fault`` planted and answer Play messages until the other side closes."""
+    from .faults import plant
+
     stage: Literal["start", "play"] = "start"
     try:
-        with _planted(fault):
+        # a fault may sit in a module that imports vLLM
+        cpu_platform.prepare()
+        with plant(fault, "engine"):
             engine = Engine(config)
             connection.send(Opened(engine.block_size))
             stage = "play"
@@ -192,17 +192,6 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-
-
-@contextlib.contextmanager
-def _planted(fault: str | None) -> Iterator[None]:
-    if fault is None:
-        yield
-        return
-    from .faults import plant
-
-    with plant(fault):
-        yield
 
 
 def _one_line(error: Exception) -> str:
@@ -260,7 +249,8 @@ def _counters(config: EngineConfig) -> dict[str, int]:
         return {}
     from ..kernels.vllm_layer import replay_counters
 
-    return dict(replay_counters())
+    counters = replay_counters()
+    return {"replay_rows": counters.replay_rows, "flush_rows": counters.flush_rows}
 
 
 def _check_tokens(case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens], vocab_size: int) -> None:

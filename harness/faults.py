@@ -137,8 +137,12 @@ _ALL = (
     _fault(
         "cursor.leftover_append",
         "one-token prompt tail appended to the ring, not flushed (vllm #49847)",
-        schedule=Edit("kernels.cursor:decode_cursor", "is_flush = is_flush | is_leftover", "is_flush = is_flush & ~is_leftover"),
-        engine=Edit("kernels.cursor:decode_cursor", "is_flush = is_flush | is_leftover", "is_flush = is_flush & ~is_leftover"),
+        schedule=Edit(
+            "kernels.cursor:decode_cursor", "is_flush = is_flush | is_leftover", "is_flush = is_flush & ~is_leftover"
+        ),
+        engine=Edit(
+            "kernels.cursor:decode_cursor", "is_flush = is_flush | is_leftover", "is_flush = is_flush & ~is_leftover"
+        ),
     ),
     _fault(
         "ring.write_next",

@@ -1,4 +1,4 @@
-"""The kernel level: the decode op alone. Prefilled states and cursors come from the oracles, the op from the subject."""
+"""The kernel level: the decode op alone. Prefilled states and cursors come from the oracles."""
 
 from __future__ import annotations
 

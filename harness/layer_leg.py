@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,16 @@ from ..cases.timeline import TimelineStep
 from ..kernels.decode import gdn_packed_decode, gdn_replay_decode
 from .layer_memory import LayerMemory
 from .trace import Cursors, Event, IntArray, Trace, row_index
+
+
+class Tokens(NamedTuple):
+    """One token a row as the decode ops read it: q, k [R, H, K]; v [R, HV, V]; a, b [R, HV]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,15 +78,15 @@ class LayerLeg:
     events: list[Event] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"replay_steps": 0, "flushes": 0})
 
-    def tokens(self, request: IntArray, position: IntArray, size: int) -> tuple[Tensor, ...]:
-        """q, k, v, a, b of one token a row, [size, ...]; padded rows hold poison or another row's numbers."""
+    def tokens(self, request: IntArray, position: IntArray, size: int) -> Tokens:
+        """One token a row, [size, ...]; padded rows hold poison or another row's numbers."""
         parts = []
         for source in (self.inputs.q, self.inputs.k, self.inputs.v, self.inputs.a, self.inputs.b):
             rows = source[torch.from_numpy(padded(request, size)), torch.from_numpy(padded(position, size))]
             if self.memory.poison == "nan":
                 rows[len(request) :] = float("nan")
             parts.append(rows)
-        return tuple(parts)
+        return Tokens(*parts)
 
     def replay(self, step: int, rows: StepRows, write_pos: IntArray, is_flush: IntArray, size: int) -> None:
         """The op under test on ``size`` rows, padding included; its writes are audited."""
@@ -83,9 +94,17 @@ class LayerLeg:
         memory, slots = self.memory, padded(rows.slot, size)
         out = self._fresh_output(size)
         gdn_replay_decode(
-            *self.tokens(rows.request, rows.num_computed, size), self.inputs.A_log, self.inputs.dt_bias,
-            memory.state, memory.ring_d, memory.ring_k, memory.ring_g, torch.from_numpy(slots),
-            torch.from_numpy(padded(write_pos, size)).int(), torch.from_numpy(padded(is_flush, size)).bool(), out=out,
+            *self.tokens(rows.request, rows.num_computed, size),
+            self.inputs.A_log,
+            self.inputs.dt_bias,
+            memory.state,
+            memory.ring_d,
+            memory.ring_k,
+            memory.ring_g,
+            torch.from_numpy(slots),
+            torch.from_numpy(padded(write_pos, size)).int(),
+            torch.from_numpy(padded(is_flush, size)).bool(),
+            out=out,
         )
         self.events += memory.audit(before, step, rows.slot, write_pos, is_flush)
         self._check_padding(step, rows, out)
@@ -98,8 +117,12 @@ class LayerLeg:
         """The baseline op: the state is written at each step; kept where the ledger says flush."""
         out = self._fresh_output(len(rows.slot))
         gdn_packed_decode(
-            *self.tokens(rows.request, rows.num_computed, len(rows.slot)), self.inputs.A_log, self.inputs.dt_bias,
-            self.memory.state, torch.from_numpy(rows.slot), out=out,
+            *self.tokens(rows.request, rows.num_computed, len(rows.slot)),
+            self.inputs.A_log,
+            self.inputs.dt_bias,
+            self.memory.state,
+            torch.from_numpy(rows.slot),
+            out=out,
         )
         self._keep(step, rows, out)
         self._keep_states(step, rows, is_flush)
@@ -111,7 +134,10 @@ class LayerLeg:
             live = np.flatnonzero(token < rows.num_tokens)
             out = gdn_packed_decode(
                 *self.tokens(rows.request[live], rows.num_computed[live] + token, len(live)),
-                self.inputs.A_log, self.inputs.dt_bias, self.memory.state, torch.from_numpy(rows.slot[live]),
+                self.inputs.A_log,
+                self.inputs.dt_bias,
+                self.memory.state,
+                torch.from_numpy(rows.slot[live]),
             )
             last[torch.from_numpy(live)] = out
         self._keep(step, rows, last)
@@ -130,7 +156,9 @@ class LayerLeg:
             outputs=outputs,
             state_rows=row_index(self.state_entries),
             states=torch.cat(self.states) if self.states else state.new_empty((0, *state.shape[1:])),
-            cursors=Cursors(row_index(self.told), np.array(self.write_pos, np.int64), np.array(self.is_flush, np.bool_)),
+            cursors=Cursors(
+                row_index(self.told), np.array(self.write_pos, np.int64), np.array(self.is_flush, np.bool_)
+            ),
             events=tuple(self.events),
             counts=dict(self.counts),
         )

@@ -87,7 +87,12 @@ class LayerMemory:
         owner = "the NULL slot" if slot == 0 else f"slot {slot}"
         for region in self.regions:
             if region.start <= byte < region.stop:
-                inner = (byte - region.start) * region.shape[0] * int(np.prod(region.shape[1:])) // (region.stop - region.start)
+                inner = (
+                    (byte - region.start)
+                    * region.shape[0]
+                    * int(np.prod(region.shape[1:]))
+                    // (region.stop - region.start)
+                )
                 where = np.unravel_index(inner, region.shape)
                 return f"{owner}: {region.name}{[int(i) for i in where]} was written"
         return f"{owner}: the guard after its page was written at byte {byte - self.regions[-1].stop}"

@@ -31,9 +31,7 @@ class LayerTruth:
 def layer_truth(inputs: LayerInputs, dtype: torch.dtype) -> LayerTruth:
     """The sequential decoder over all requests of a Case side by side."""
     tokens = list(
-        gdn_recurrence(
-            inputs.q, inputs.k, inputs.v, inputs.a, inputs.b, inputs.A_log, inputs.dt_bias, dtype=dtype
-        )
+        gdn_recurrence(inputs.q, inputs.k, inputs.v, inputs.a, inputs.b, inputs.A_log, inputs.dt_bias, dtype=dtype)
     )
     outputs = torch.stack([output for output, _ in tokens], dim=1)
     return LayerTruth(outputs, torch.stack([state for _, state in tokens], dim=1))

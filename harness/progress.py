@@ -35,7 +35,9 @@ class Progress:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bar.stop()
 
     def add(self, judged: Judged) -> None:
@@ -54,7 +56,8 @@ def say_verdict(summary: dict[str, Any], records: list[Record], page: Path) -> N
     wrong = sorted((r for r in records if r["verdict"] != PASS), key=lambda r: r["verdict"] != FAIL)
     for record in wrong[:_SHOWN_FAILURES]:
         colour = _COLOUR[record["verdict"]]
-        console.print(f"  [{colour}]{record['verdict']}[/] {record['level']} {escape(record['id'])}: {escape(record['reason'])}")
+        name, reason = escape(record["id"]), escape(record["reason"])
+        console.print(f"  [{colour}]{record['verdict']}[/] {record['level']} {name}: {reason}")
     if len(wrong) > _SHOWN_FAILURES:
         console.print(f"  and {len(wrong) - _SHOWN_FAILURES} more, see the page")
     verdict = summary["verdict"]

@@ -86,15 +86,24 @@ def _picture(case: Case, timeline: Timeline, legs: Legs | None) -> dict[str, Any
             got_pos, got_flush = got.get((index, place), (None, None))
             rows.append(
                 {
-                    "request": row.request, "num_tokens": row.num_tokens, "num_computed": row.num_computed,
-                    "kind": row.kind, "slot": row.slot, "write_pos": write_pos, "is_flush": is_flush,
-                    "got_write_pos": got_pos, "got_is_flush": got_flush,
+                    "request": row.request,
+                    "num_tokens": row.num_tokens,
+                    "num_computed": row.num_computed,
+                    "kind": row.kind,
+                    "slot": row.slot,
+                    "write_pos": write_pos,
+                    "is_flush": is_flush,
+                    "got_write_pos": got_pos,
+                    "got_is_flush": got_flush,
                 }
             )
         steps.append(
             {
-                "rows": rows, "preempt": list(step.preempt), "abort": list(step.abort),
-                "finished": list(step.finished), "padded_to": step.padded_to,
+                "rows": rows,
+                "preempt": list(step.preempt),
+                "abort": list(step.abort),
+                "finished": list(step.finished),
+                "padded_to": step.padded_to,
             }
         )
     return {"buffer_len": case.replay.buffer_len, "steps": steps}

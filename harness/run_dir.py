@@ -12,7 +12,6 @@ from ..cases.case import Case
 from .record import Record, dumps, failure_name
 from .verdict import FAIL
 
-
 # what a resumed run takes over from the interrupted one
 SETTINGS = ("levels", "profile", "seed", "fault")
 

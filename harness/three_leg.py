@@ -77,7 +77,7 @@ def _quantities(truth: Trace, subject: Trace, baseline: Trace) -> list[tuple[str
     # a flush that should not be, or is missing, is the cursor judge's finding: compare where both flushed
     places = {key: entry for entry, key in enumerate(subject.state_rows.keys())}
     based = {key: entry for entry, key in enumerate(baseline.state_rows.keys())}
-    keys = [key for key in truth.state_rows.keys() if key in places and key in based]
+    keys = [key for key in truth.state_rows if key in places and key in based]
     if not keys:
         return quantities
     mine = {key: entry for entry, key in enumerate(truth.state_rows.keys())}

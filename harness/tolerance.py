@@ -32,6 +32,8 @@ def layer_limit(replay: Replay, tokens: int) -> Limit:
     return FLOAT32_SHORT if tokens < SHORT_RUN else FLOAT32
 
 
-FLOAT32 = Limit(1.5, 4.0, 2e-7, "prototype: 300 clean runs of 264 steps, K = 16: RMS ratio at most 1.04 (collinear 1.21)")
+FLOAT32 = Limit(
+    1.5, 4.0, 2e-7, "prototype: 300 clean runs of 264 steps, K = 16: RMS ratio at most 1.04 (collinear 1.21)"
+)
 FLOAT32_SHORT = Limit(2.0, 4.0, 2e-7, "prototype: runs under 16 tokens")
 ENGINE_FLOAT32 = Limit(2.0, 4.0, 2e-6, "to be measured")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .contract import Legs
-from .finding import FirstBad, Finding
+from .finding import Finding, FirstBad
 from .invariants import cursor_findings, event_findings, row_findings
 from .three_leg import Measured, numeric_findings
 from .topk import topk_findings

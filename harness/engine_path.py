@@ -1,0 +1,183 @@
+"""The engine level: a Case played by the real vLLM engine with the plugin, beside L = 1 and the sequential oracle."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..cases.case import Case
+from ..cases.inputs import token_ids
+from ..cases.timeline import Timeline, play
+from ..oracles.qwen3_5 import Qwen3_5Oracle
+from .checkpoint import tiny_checkpoint
+from .contract import Legs
+from .engine_process import EngineFailure, EngineProcess
+from .engine_trace import UNKNOWN, EngineConfig, EngineTrace
+from .oracle_path import ledger_cursors
+from .trace import Cursors, Failure, Trace, row_index
+
+BASELINE_LEN = 1
+START_TIMEOUT = 300.0
+CASE_TIMEOUT = 300.0
+
+
+class EnginePath:
+    """Two engines at a time, the subject's and the baseline's; new ones only where a Case needs other settings."""
+
+    level = "engine"
+    target = "plugin"
+
+    def __init__(self, fault: str | None = None) -> None:
+        self.fault = fault
+        self.subject: EngineProcess | None = None
+        self.baseline: EngineProcess | None = None
+        self.oracles: dict[Path, Qwen3_5Oracle] = {}
+
+    def why_not(self, case: Case) -> str | None:
+        """What this level cannot play yet, by the field of the Case."""
+        if case.graphs is not None:
+            return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
+        if case.replay.activation_dtype != "float32":
+            return "replay.activation_dtype: the engine is judged in float32 only"
+        return None
+
+    def run(self, case: Case) -> Legs:
+        """Truth from the oracle in float64; both engines play at the same time."""
+        timeline = play(case)
+        checkpoint = tiny_checkpoint(case.geometry)
+        oracle = self._oracle(checkpoint)
+        tokens = token_ids(case, vocab_size(checkpoint))
+        prompts, forced = _split(case, tokens)
+        with ThreadPoolExecutor(2) as pool:
+            engines = (
+                self._engine("subject", case, checkpoint, case.replay.buffer_len),
+                self._engine("baseline", case, checkpoint, BASELINE_LEN),
+            )
+            subject, baseline = (pool.submit(engine.play, case, prompts, forced) for engine in engines)
+            truth = _truth(case, timeline, oracle, tokens)
+            legs = {"subject": subject.result(), "baseline": baseline.result()}
+        traces: dict[str, Trace] = {}
+        for name, played in legs.items():
+            if isinstance(played, EngineFailure):
+                return Legs(self.level, case, timeline, truth, None, None, _failure(name, played))
+            unlike = _unlike(timeline, played)
+            if unlike is not None:
+                failure = Failure("not_played", f"{name}: play", unlike)
+                return Legs(self.level, case, timeline, truth, None, None, failure)
+            traces[name] = _trace(timeline, played)
+        return Legs(self.level, case, timeline, truth, traces["subject"], traces["baseline"])
+
+    def close(self) -> None:
+        """End both engine processes."""
+        for engine in (self.subject, self.baseline):
+            if engine is not None:
+                engine.close()
+        self.subject = self.baseline = None
+
+    def _oracle(self, checkpoint: Path) -> Qwen3_5Oracle:
+        if checkpoint not in self.oracles:
+            self.oracles[checkpoint] = Qwen3_5Oracle.load(checkpoint, dtype=torch.float64)
+        return self.oracles[checkpoint]
+
+    def _engine(self, role: str, case: Case, checkpoint: Path, buffer_len: int) -> EngineProcess:
+        config = EngineConfig(
+            checkpoint=checkpoint,
+            buffer_len=buffer_len,
+            ring_dtype=case.replay.ring_dtype,
+            state_dtype=case.replay.state_dtype,
+            cache_mode=case.cache.mode,
+            block_size=case.cache.block_size if case.cache.mode == "align" else 0,
+        )
+        engine: EngineProcess | None = getattr(self, role)
+        if engine is None or engine.config != config:
+            if engine is not None:
+                engine.close()
+            fault = self.fault if role == "subject" else None
+            engine = EngineProcess(config, fault=fault, start_timeout=START_TIMEOUT, case_timeout=CASE_TIMEOUT)
+            setattr(self, role, engine)
+        return engine
+
+
+def _split(case: Case, tokens: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    lengths = [request.prompt_len for request in case.requests]
+    prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    return prompts, [row[length:] for row, length in zip(tokens, lengths, strict=True)]
+
+
+def _sampled(timeline: Timeline) -> list[tuple[int, int, int, int]]:
+    """(step, row, request, position) of every row after which a token is sampled."""
+    return [
+        (step, index, row.request, row.position)
+        for step, entry in enumerate(timeline.steps)
+        for index, row in enumerate(entry.rows)
+        if row.samples
+    ]
+
+
+def _truth(case: Case, timeline: Timeline, oracle: Qwen3_5Oracle, tokens: list[list[int]]) -> Trace:
+    rows = row_index(_sampled(timeline))
+    log_probs = [oracle.log_probs(row[:-1]) for row in tokens]
+    picked = [log_probs[r][p] for r, p in zip(rows.request.tolist(), rows.position.tolist(), strict=True)]
+    return Trace(rows, torch.stack(picked), cursors=ledger_cursors(case, timeline))
+
+
+def _trace(timeline: Timeline, played: EngineTrace) -> Trace:
+    places = {
+        (step, row.request): index for step, entry in enumerate(timeline.steps) for index, row in enumerate(entry.rows)
+    }
+    columns = (played.step.tolist(), played.request.tolist(), played.position.tolist())
+    found = [(step, places[step, request], request, position) for step, request, position in zip(*columns, strict=True)]
+    order = sorted(range(len(found)), key=found.__getitem__)
+    counts = {"replay_steps": played.counts.get("replay_rows", 0), "flushes": played.counts.get("flush_rows", 0)}
+    return Trace(
+        row_index([found[i] for i in order]),
+        torch.from_numpy(played.log_probs[order]),
+        cursors=_cursors(places, played),
+        counts=counts,
+    )
+
+
+def _cursors(places: dict[tuple[int, int], int], played: EngineTrace) -> Cursors:
+    rows = played.rows
+    decoded = [i for i in range(len(rows)) if rows.ran_as_decode[i] == 1 and rows.write_pos[i] != UNKNOWN]
+    keys = [(int(rows.step[i]), int(rows.request[i])) for i in decoded]
+    entries = [
+        (step, places[step, request], request, int(rows.num_computed[i] + rows.num_tokens[i] - 1))
+        for i, (step, request) in zip(decoded, keys, strict=True)
+    ]
+    order = sorted(range(len(entries)), key=entries.__getitem__)
+    picked = np.array([decoded[i] for i in order], np.int64)
+    return Cursors(row_index([entries[i] for i in order]), rows.write_pos[picked], rows.is_flush[picked].astype(bool))
+
+
+def _unlike(timeline: Timeline, played: EngineTrace) -> str | None:
+    """The first row that the engine did not run as the Case has it, in words."""
+    rows = played.rows
+    got = {
+        (int(rows.step[i]), int(rows.request[i])): (
+            int(rows.num_tokens[i]),
+            int(rows.num_computed[i]),
+            int(rows.prefill_len[i]),
+        )
+        for i in range(len(rows))
+    }
+    want = {
+        (step, row.request): (row.num_tokens, row.num_computed, row.prefill_len)
+        for step, entry in enumerate(timeline.steps)
+        for row in entry.rows
+    }
+    for key in sorted(want.keys() | got.keys()):
+        if want.get(key) != got.get(key):
+            step, request = key
+            return (
+                f"step {step}: request {request}: the engine ran (tokens, computed, prefill_len) {got.get(key)}, "
+                f"the Case has {want.get(key)}"
+            )
+    return None
+
+
+def _failure(leg: str, failed: EngineFailure) -> Failure:
+    return Failure(failed.symptom, f"{leg}: {failed.stage}", failed.message)
