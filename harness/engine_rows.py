@@ -96,7 +96,7 @@ class RowLog:
         )
 
     def _told(self, index: int, row: ScheduledRow, scheduled: tuple[ScheduledRow, ...]) -> dict[str, int]:
-        """What the plugin's builder said of one row, from the first GDN group: the others differ in their slots alone."""
+        """What the plugin's builder said of one row, from its first GDN group: others differ in slots alone."""
         told = self.reported[0]
         seen = (int(told.num_reqs), int(told.query_len[index]), int(told.num_computed[index]))
         if seen != (len(scheduled), row.num_tokens, row.num_computed):

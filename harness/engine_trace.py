@@ -20,8 +20,8 @@ UNKNOWN = -1
 class EngineConfig:
     """Everything that shapes one engine; two equal ones play a Case alike.
 
-    ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (on a CPU
-    it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
+    ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (on a
+    CPU it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
     ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``poison`` "nan"
     fills GDN state and ring of freed blocks with NaN, "stale" leaves what their last tenant wrote. ``extra`` holds more
     EngineArgs by name.
