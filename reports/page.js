@@ -30,7 +30,7 @@ function format(raw) {
   return size === 0 || (size >= 1e-3 && size < 1e4) ? String(Number(number.toPrecision(3))) : number.toExponential(1).replace("e+", "e");
 }
 function times(raw) {
-  const text = format(raw);
+  const text = format(has(raw) && Number.isFinite(Number(raw)) ? Number(Number(raw).toPrecision(2)) : raw);
   return text === "0" || text === "–" || text === "∞" ? text : text + "×";
 }
 const has = (value) => value !== null && value !== undefined;
@@ -170,12 +170,13 @@ function detail(record) {
     record.reason ? make("p", { class: "reason" }, record.reason) : null,
     facts(record),
     record.timeline && record.timeline.steps.length ? timeline(record) : null,
+    record.rerun ? titled("Run this case again", make("div", { class: "command" }, make("code", null, record.rerun), copier())) : null,
     make("div", { class: "pair" },
-      record.distances ? titled("Distances against their limits", distances(record)) : null,
-      record.rerun ? titled("Run this case again", make("div", { class: "command" }, make("code", null, record.rerun), copier())) : null,
-      record.situations.length
-        ? titled("Situations", make("ul", { class: "chips" }, ...record.situations.map((i) => make("li", null, data.situations[i])))) : null,
-      record.guards ? titled("Guards", make("p", null, record.guards)) : null),
+      record.distances ? titled("Distances, log scale; the tick is the limit", distances(record)) : null,
+      make("div", { class: "beside" },
+        record.guards ? titled("Guards", make("p", null, record.guards)) : null,
+        record.situations.length
+          ? titled("Situations", make("ul", { class: "chips" }, ...record.situations.map((i) => make("li", null, data.situations[i])))) : null)),
     record.case ? folded("Case JSON", source(record.case)) : null,
     record.text ? folded("More", record.text) : null,
     record.cut ? make("p", { class: "note" }, "Its timeline and case are in records.jsonl: this page holds those of the first cases only.") : null);
@@ -225,7 +226,7 @@ function distances(record) {
     return [make("span", null, name), track, make("span", { class: over ? "value fail" : "value" }, format(raw)),
       make("small", null, !has(limit) ? "no limit" : Number(limit) === 0 ? "must be 0" : `limit ${format(limit)}`)];
   });
-  const axis = make("small", { class: "axis" }, make("span", null, `1e${low}`), make("span", null, "log scale"), make("span", null, `1e${high}`));
+  const axis = make("small", { class: "axis" }, make("span", null, `1e${low}`), make("span", null, `1e${high}`));
   return make("div", { class: "logs" }, ...cells, make("span", { class: "axis" }), axis);
 }
 

@@ -116,24 +116,31 @@ def _verdict(run: Run, proof: Mapping[str, int | None]) -> tuple[str, list[str]]
     elif run.summary["verdict"] != own:
         verdicts.append(run.summary["verdict"])
         notes.append(f"The summary says {run.summary['verdict']}, the records say {own}: the worse one is shown.")
+    counted = sum(sum(row.values()) for row in (run.summary.get("counts") or {}).values())
+    if run.summary.get("counts") and counted != len(run.records):
+        verdicts.append("unknown")
+        notes.append(f"The summary counts {counted:,} cases, records.jsonl holds {len(run.records):,}.")
     if proof["replay_steps"] == 0 and run.records:
         verdicts.append("unknown")
         notes.append("No step ran through the ring: the path was never entered.")
     return table.worst_verdict(verdicts), notes
 
 
-def _sentence(counts: Mapping[str, int], run: Run) -> str:
+def _sentence(counts: Mapping[str, int], run: Run) -> tuple[str, str]:
+    """How many cases came out how, and what was compared with what."""
     total, present = sum(counts.values()), {record["level"] for record in run.records}
     levels = [name for name in table.LEVELS if name in present]
     if not total:
-        return "No case was judged."
+        return "No case was judged", ""
     cases = "1 case" if total == 1 else f"{total:,} cases"
-    compared = f"ReplaySSM decode against a sequential decoder that shares no code with it, {_and(levels)} level"
+    compared = (
+        f"ReplaySSM decode was compared with a sequential decoder that shares no code with it, at {_and(levels)} level."
+    )
     if counts["fail"]:
-        return f"{counts['fail']:,} of {cases} failed: {compared}."
+        return f"{counts['fail']:,} of {cases} failed", compared
     if counts["unknown"]:
-        return f"{counts['unknown']:,} of {cases} could not be judged: {compared}."
-    return f"{cases} passed: {compared}."
+        return f"{counts['unknown']:,} of {cases} could not be judged", compared
+    return f"{cases} passed", compared
 
 
 def _and(words: list[str]) -> str:
@@ -223,15 +230,22 @@ def _blob(run: Run) -> Markup:
         entry |= {} if seconds is None else {"seconds": seconds}
         entry |= {"cut": True} if telling and keys == _ALWAYS else {}
         entry["situations"] = [names.setdefault(name, len(names)) for name in record.get("situations") or ()]
-        records.append(entry)
-    text = json.dumps(_finite({"situations": list(names), "records": records}), separators=(",", ":"), allow_nan=False)
+        records.append(_json(entry))
+    text = f'{{"situations":{_json(list(names))},"records":[{",".join(records)}]}}'
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
-def _finite(value: Any) -> Any:
+def _json(value: Any) -> str:
     """JSON has no NaN: such numbers become the strings that JavaScript's Number() reads back."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -257,4 +271,4 @@ def _value(number: float | None) -> str:
 
 def _times(ratio: float | None) -> str:
     """A ratio to its limit: 0.42×, 1.0e5×, 0 for an exact match."""
-    return _value(ratio) if not ratio or math.isinf(ratio) else f"{_value(ratio)}×"
+    return _value(ratio) if not ratio or math.isinf(ratio) else f"{_value(float(f'{ratio:.2g}'))}×"

@@ -31,7 +31,7 @@ def load_run(run_dir: Path) -> Run:
     records = [_record(line, data) for line, data in _lines(folder / "records.jsonl")]
     path, seconds = folder / "timings.jsonl", {}
     for line, data in _lines(path) if path.exists() else ():
-        _check(line, data, {"id": _text, "level": _text, "seconds": _number}, {"target": _maybe(_text)})
+        _refuse(line, _TIMING(data))
         seconds[(data["id"], data["level"], data.get("target") or "")] = float(data["seconds"])
     return Run(folder, table.worst_first(records), _summary(folder / "summary.json"), seconds)
 
@@ -50,6 +50,10 @@ def _number(value: object) -> str | None:
 
 def _integer(value: object) -> str | None:
     return None if isinstance(value, int) and not isinstance(value, bool) else ": must be an integer"
+
+
+def _anything(value: object) -> str | None:
+    return None
 
 
 def _flag(value: object) -> str | None:
@@ -88,11 +92,12 @@ def _object_of(check: _Check) -> _Check:
 
 def _shape(required: Mapping[str, _Check], optional: Mapping[str, _Check]) -> _Check:
     """An object with these keys; others are left alone."""
+    known = {**required, **optional}
 
     def inner(value: object) -> str | None:
         if not isinstance(value, dict):
             return ": must be an object"
-        for key, check in {**required, **optional}.items():
+        for key, check in known.items():
             if key not in value and key in required:
                 return f".{key}: is missing"
             why = check(value[key]) if key in value else None
@@ -113,28 +118,28 @@ _STEP = _shape(
     {"rows": _list_of(_ROW)},
     {"preempt": _INTEGERS, "abort": _INTEGERS, "finished": _INTEGERS, "padded_to": _maybe(_integer)},
 )
-_REQUIRED = {"id": _text, "level": _one_of(table.LEVELS), "verdict": _one_of(table.VERDICTS)}
-_OPTIONAL = {
-    **dict.fromkeys(("target", "regime", "fault", "symptom", "stage", "reason", "guards", "rerun", "text"),
-                    _maybe(_text)),
-    **dict.fromkeys(("distances", "limits"), _maybe(_object_of(_maybe(_number)))),
-    "situations": _maybe(_list_of(_text)),
-    "counts": _maybe(_object_of(_maybe(_integer))),
-    "first_bad": _maybe(_object_of(_maybe(_integer))),
-    "case": _maybe(_object_of(lambda value: None)),
-    "timeline": _maybe(_shape({"buffer_len": _integer, "steps": _list_of(_STEP)}, {})),
-}  # fmt: skip
-_SUMMARY: dict[str, _Check] = {
+_RECORD = _shape(
+    {"id": _text, "level": _one_of(table.LEVELS), "verdict": _one_of(table.VERDICTS)},
+    {**dict.fromkeys(("target", "regime", "fault", "symptom", "stage", "reason", "guards", "rerun", "text"),
+                     _maybe(_text)),
+     **dict.fromkeys(("distances", "limits"), _maybe(_object_of(_maybe(_number)))),
+     "situations": _maybe(_list_of(_text)),
+     "counts": _maybe(_object_of(_maybe(_integer))),
+     "first_bad": _maybe(_object_of(_maybe(_integer))),
+     "case": _maybe(_object_of(_anything)),
+     "timeline": _maybe(_shape({"buffer_len": _integer, "steps": _list_of(_STEP)}, {}))},
+)  # fmt: skip
+_SUMMARY = _shape({}, {
     "verdict": _one_of(table.VERDICTS),
     **dict.fromkeys(("counts", "situation_pairs"), _maybe(_object_of(_object_of(_integer)))),
-    "regimes": _maybe(_object_of(_object_of(_integer))),
     **dict.fromkeys(("situations", "proof"), _maybe(_object_of(_integer))),
     "largest": _maybe(_object_of(_object_of(_maybe(_number)))),
-    **dict.fromkeys(("versions", "git"), _maybe(_object_of(lambda value: None))),
+    **dict.fromkeys(("versions", "git"), _maybe(_object_of(_anything))),
     "not_planned": _maybe(_list_of(_shape({"id": _text}, {"level": _maybe(_text), "reason": _maybe(_text)}))),
     **dict.fromkeys(("device", "command", "profile", "fault"), _maybe(_text)),
     "seed": _maybe(_integer),
-}
+})  # fmt: skip
+_TIMING = _shape({"id": _text, "level": _text, "seconds": _number}, {"target": _maybe(_text)})
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -159,14 +164,13 @@ def _parse(place: str, text: str) -> Any:
         raise ReportError(f"{place}: not whole JSON ({error.msg} at column {error.colno})") from None
 
 
-def _check(place: str, data: Any, required: Mapping[str, _Check], optional: Mapping[str, _Check]) -> None:
-    why = _shape(required, optional)(data)
+def _refuse(place: str, why: str | None) -> None:
     if why:
         raise ReportError(f"{place}: {why.lstrip('.: ')}")
 
 
 def _record(place: str, data: Any) -> table.Record:
-    _check(place, data, _REQUIRED, _OPTIONAL)
+    _refuse(place, _RECORD(data))
     record: table.Record = data
     return record
 
@@ -178,6 +182,6 @@ def _summary(path: Path) -> Mapping[str, Any]:
         data = _parse(str(path), path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path}: cannot be read: {error}") from None
-    _check(str(path), data, {}, _SUMMARY)
+    _refuse(str(path), _SUMMARY(data))
     summary: Mapping[str, Any] = data
     return summary

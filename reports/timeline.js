@@ -113,7 +113,10 @@ function laneLines(lane, plan) {
 function stepCells(step, index, plan) {
   const x = plan.x(index) + 2;
   const cells = [];
-  for (const request of step.preempt || []) cells.push(event(plan, request, x, "preempt", `step ${index}: request ${request} preempted, its state is given up`));
+  for (const request of step.preempt || []) {
+    plan.slots.delete(request);
+    cells.push(event(plan, request, x, "preempt", `step ${index}: request ${request} preempted, its state is given up`));
+  }
   for (const request of step.abort || []) cells.push(event(plan, request, x, "abort", `step ${index}: request ${request} aborted`));
   step.rows.forEach((row, place) => {
     const lane = plan.lane.get(row.request);

@@ -24,7 +24,7 @@ L = 4
 # ---- a run to show: three requests in a ring of 4, request 0 is preempted and comes back with 11 tokens -------------
 
 REQUESTS = [{"prompt_len": 6, "output_len": 12}, {"prompt_len": 9, "output_len": 12},
-            {"prompt_len": 5, "output_len": 20}, {"prompt_len": 3, "output_len": 5}]  # fmt: skip
+            {"prompt_len": 5, "output_len": 20}, {"prompt_len": 3, "output_len": 9}]  # fmt: skip
 STEPS: list[dict[str, Any]] = [
     {"rows": [[0, 6], [1, 8]]},
     {"rows": [[0, 1], [1, 1]]},
@@ -33,10 +33,10 @@ STEPS: list[dict[str, Any]] = [
     {"rows": [[0, 1], [1, 1], [2, 1]]},
     {"preempt": [0], "rows": [[1, 1], [2, 1], [3, 3]]},
     *({"rows": [[1, 1], [2, 1], [3, 1]]} for _ in range(4)),
-    {"rows": [[1, 1], [2, 1], [0, 8]]},
-    {"rows": [[1, 1], [2, 1], [0, 3]]},
-    {"rows": [[1, 1], [2, 1], [0, 1]]},
-    {"rows": [[2, 1], [0, 1]], "abort": []},
+    {"rows": [[1, 1], [2, 1], [3, 1], [0, 8]]},
+    {"rows": [[1, 1], [2, 1], [3, 1], [0, 3]]},
+    {"rows": [[1, 1], [2, 1], [0, 1], [3, 1]]},
+    {"rows": [[2, 1], [0, 1], [3, 1]]},
     {"rows": [[0, 1]], "abort": [2]},
     *({"rows": [[0, 1]]} for _ in range(3)),
 ]
@@ -288,6 +288,9 @@ def test_passing_records_alone_are_not_a_pass(tmp_path: Path) -> None:
     assert page_of(tmp_path / "b", records, None).banner() == "unknown"
     assert page_of(tmp_path / "c", records, {"verdict": "pass", "proof": {"replay_steps": 0}}).banner() == "unknown"
     assert page_of(tmp_path / "d", records, {"verdict": "fail"}).banner() == "fail"
+    lost = {"verdict": "pass", "counts": {"kernel": {"pass": 2, "fail": 0, "unknown": 0}}}
+    assert page_of(tmp_path / "f", records, lost).banner() == "unknown"
+    assert page_of(tmp_path / "g", [*records, *records], lost).banner() == "pass"
     assert page_of(tmp_path / "e", [*records, resume_case()], {"verdict": "pass"}).banner() == "fail"
 
 
@@ -390,7 +393,7 @@ def drawn(page: Path, profile: Path, fragment: str = "") -> str:
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to draw the timeline with")
 def test_the_timeline_is_drawn(tmp_path: Path) -> None:
     body = drawn(write_report(sample_run(tmp_path / "run")), tmp_path / "profile").split("<main>")[1]
-    tip = "step 12, row 2: request 0\ndecode of token 11, slot 0\nwrite_pos 0, no flush\ngot write_pos 1, right 0"
+    tip = "step 12, row 2: request 0\ndecode of token 11, slot 3\nwrite_pos 0, no flush\ngot write_pos 1, right 0"
     assert "first bad: row 2, head 2, token 11; got write_pos 1, right 0" in body
     assert body.count('class="bad"') == 2, "the cell and its entry in the legend"
     assert tip in body
