@@ -31,8 +31,8 @@ from replay_parity.oracles.recurrence import gdn_outputs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-# observed maximum: 2.1e-5 on the two checkpoints below, 5.3e-5 over 24 (12 seeds), always at 130 tokens; the oracle's own
-# float32 against its float64 is 4.6e-5 there, so this is float32's rounding. Smallest planted change below: 4.2e-3
+# observed maximum: 2.1e-5 on the two checkpoints below, 5.3e-5 over 24 (12 seeds), always at 130 tokens; the oracle's
+# own float32 against its float64 is 4.6e-5 there, so this is float32's rounding. Smallest planted change below: 4.2e-3
 LIMIT = 1e-4
 PROMPT_LENS = (1, 2, 17, 130)
 NUM_HEADS, VOCAB = 4, 512
