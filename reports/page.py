@@ -24,12 +24,12 @@ __all__ = ["ReportError", "render", "write_report"]
 DETAILED_CASES = 500
 # shown without JavaScript; with it the list is drawn from the data, a screenful at a time
 LISTED_CASES = 100
-COMPARED_ROWS = 100
+COMPARED_ROWS = 30
 
 _FOLDER = Path(__file__).parent
 _PROOF_WORDS = {
     "replay_steps": ("Replay steps", "decode rows that ran through the ring"),
-    "flushes": ("Flushes", "times the ring was folded into the checkpoint state"),
+    "flushes": ("Flushes", "ring folded into the checkpoint state"),
     "resumes": ("Resumes", "preempted requests that came back"),
     "one_token_tails": ("One-token tails", "last prompt tokens that ran as decode"),
 }

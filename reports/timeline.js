@@ -68,7 +68,9 @@ function layout(record) {
     steps: shown, from, to, length, bad, lanes, padLane,
     x: (step) => (step - from) * WIDE,
     lane: new Map(lanes.map((lane) => [lane.request, lane])),
-    width: shown.length * WIDE + 8,
+    end: shown.length * WIDE,
+    // a short schedule still has room for the sentence about its first bad cell
+    width: Math.max(shown.length * WIDE + 8, 560),
     height: padded ? y + HIGH + 8 : y,
     badColumn: inside ? (bad.step - from) * WIDE : null,
     badLane: inside ? lanes.find((lane) => lane.request === bad.request) || null : null,
@@ -106,7 +108,7 @@ function laneLines(lane, plan) {
     if (runs && (start === null || away)) turn(false);
     if ((step.finished || []).includes(lane.request)) { close(x + WIDE); start = null; }
   });
-  close(plan.width - 8);
+  close(plan.end);
   return nodes;
 }
 

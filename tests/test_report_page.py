@@ -334,8 +334,8 @@ def test_against_shows_what_changed(tmp_path: Path) -> None:
     before = write_run(tmp_path / "before", clean, {"verdict": "pass"})
     after = write_run(tmp_path / "after", worse, {"verdict": "fail"})
     text = Page(write_report(after, against=before)).text
-    assert "3 cases are in both runs: 1 changed their verdict, 1 distances grew" in text
-    assert "1 cases are gone, 0 are new" in text
+    assert "Cases in both runs: 3. Verdicts that changed: 1. Distances that grew by more than 1 %: 1." in text
+    assert "Cases gone: 1, new: 0." in text
     assert "Against" not in Page(write_report(after)).text
 
 
