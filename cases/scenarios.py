@@ -94,6 +94,11 @@ def _tails(geometry: Geometry) -> Iterator[Scenario]:
         _build("first-token-joins-decodes", geometry, [(6, 8), (1, 7)], steps),
         "a one-token prompt that joins decoding rows stays a prefill",
     )
+    steps = [_step((0, 5)), *_decodes(2, 0), _step((0, 1), (1, 8)), *_decodes(6, 0, 1)]
+    yield Scenario(
+        _build("tail-beside-decodes", geometry, [(5, 10), (9, 6)], steps),
+        "one request's one-token tail flushes while its neighbour in the batch appends",
+    )
 
 
 def _resumes(geometry: Geometry) -> Iterator[Scenario]:

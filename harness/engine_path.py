@@ -12,7 +12,7 @@ from ..cases.case import Case
 from ..cases.inputs import token_ids
 from ..cases.timeline import Timeline, play
 from ..oracles.qwen3_5 import Qwen3_5Oracle
-from .checkpoint import tiny_checkpoint
+from .checkpoint import VOCAB_SIZE, tiny_checkpoint
 from .contract import Legs
 from .engine_process import EngineFailure, EngineProcess
 from .engine_trace import UNKNOWN, EngineConfig, EngineTrace
@@ -49,7 +49,7 @@ class EnginePath:
         timeline = play(case)
         checkpoint = tiny_checkpoint(case.geometry)
         oracle = self._oracle(checkpoint)
-        tokens = token_ids(case, vocab_size(checkpoint))
+        tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
         with ThreadPoolExecutor(2) as pool:
             engines = (

@@ -36,18 +36,18 @@ def cursor_findings(truth: Trace, leg: Trace) -> list[Finding]:
     right = {
         key: (int(write_pos), bool(is_flush))
         for key, write_pos, is_flush in zip(
-            truth.cursors.rows.keys(), truth.cursors.write_pos, truth.cursors.is_flush, strict=True
+            truth.cursors.rows.labels(), truth.cursors.write_pos, truth.cursors.is_flush, strict=True
         )
     }
     findings = []
-    for entry, key in enumerate(leg.cursors.rows.keys()):
+    for entry, key in enumerate(leg.cursors.rows.labels()):
         got = (int(leg.cursors.write_pos[entry]), bool(leg.cursors.is_flush[entry]))
         want = right.pop(key, None)
         if got != want:
             where = place(leg.cursors.rows, entry, None)
             findings.append((key, Finding("cursor", f"{where}: {_told(got)}, right is {_told(want)}", where)))
     for key in right:
-        entry = truth.cursors.rows.keys().index(key)
+        entry = truth.cursors.rows.labels().index(key)
         where = place(truth.cursors.rows, entry, None)
         findings.append((key, Finding("cursor", f"{where}: ran as prefill, right is {_told(right[key])}", where)))
     return [finding for _, finding in sorted(findings, key=lambda item: item[0])]

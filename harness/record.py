@@ -113,4 +113,4 @@ def _by_key(cursors: Cursors | None) -> dict[tuple[int, int], tuple[int, bool]]:
     if cursors is None:
         return {}
     values = zip(cursors.write_pos.tolist(), cursors.is_flush.tolist(), strict=True)
-    return dict(zip(cursors.rows.keys(), values, strict=True))
+    return dict(zip(cursors.rows.labels(), values, strict=True))

@@ -123,12 +123,12 @@ class BaselineRunner(_Runner):
 
 def flush_lookup(cursors: Cursors) -> dict[tuple[int, int], bool]:
     """(step, row) -> is_flush of the rows that run as decode."""
-    return dict(zip(cursors.rows.keys(), cursors.is_flush.tolist(), strict=True))
+    return dict(zip(cursors.rows.labels(), cursors.is_flush.tolist(), strict=True))
 
 
 def position_lookup(cursors: Cursors) -> dict[tuple[int, int], int]:
     """(step, row) -> write_pos of the rows that run as decode."""
-    return dict(zip(cursors.rows.keys(), cursors.write_pos.tolist(), strict=True))
+    return dict(zip(cursors.rows.labels(), cursors.write_pos.tolist(), strict=True))
 
 
 def told(cursors: Cursors, step: int, rows: StepRows) -> tuple[IntArray, IntArray]:

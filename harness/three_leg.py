@@ -65,7 +65,7 @@ def numeric_findings(legs: Legs) -> tuple[Measured, list[Finding]]:
             _raise_to(limits, f"{name}_rms_ratio", run.limit.rms_ratio)
             _raise_to(limits, f"{name}_max_ratio", run.limit.max_ratio)
             _raise_to(limits, f"{name}_max_abs", run.allowed)
-        findings += _findings(name, runs, truth, subject, rows)
+        findings += _findings(name, runs, truth, subject, rows) or _shared(name, runs, truth, baseline, rows)
     return Measured(distances, limits), findings
 
 
@@ -75,12 +75,12 @@ def _quantities(truth: Trace, subject: Trace, baseline: Trace) -> list[tuple[str
         return quantities
     assert truth.state_rows is not None and subject.state_rows is not None and baseline.state_rows is not None
     # a flush that should not be, or is missing, is the cursor judge's finding: compare where both flushed
-    places = {key: entry for entry, key in enumerate(subject.state_rows.keys())}
-    based = {key: entry for entry, key in enumerate(baseline.state_rows.keys())}
-    keys = [key for key in truth.state_rows if key in places and key in based]
+    places = {key: entry for entry, key in enumerate(subject.state_rows.labels())}
+    based = {key: entry for entry, key in enumerate(baseline.state_rows.labels())}
+    keys = [key for key in truth.state_rows.labels() if key in places and key in based]
     if not keys:
         return quantities
-    mine = {key: entry for entry, key in enumerate(truth.state_rows.keys())}
+    mine = {key: entry for entry, key in enumerate(truth.state_rows.labels())}
     here = np.array([mine[key] for key in keys], np.int64)
     quantities.append(
         (
@@ -128,6 +128,23 @@ def _findings(name: str, runs: list[_Run], truth: Tensor, subject: Tensor, rows:
         return [Finding("poison", f"{where}: {name} is NaN: something that must not be read was read", where)]
     off, most = float(errors[entry, head]), float(limit[entry, 0])
     return [Finding("mismatch", f"{where}: {name} off by {off:.3g} (limit {most:.3g})", where)]
+
+
+def _shared(name: str, runs: list[_Run], truth: Tensor, baseline: Tensor, rows: RowIndex) -> list[Finding]:
+    """A fault that both legs have keeps their ratio at 1: the baseline itself must be near the truth."""
+    for run in runs:
+        if run.baseline.largest <= run.limit.baseline_error * run.baseline.true_largest:
+            continue
+        mine = torch.from_numpy(np.flatnonzero(rows.request == run.request))
+        errors = entry_errors(baseline[mine], truth[mine])
+        most = run.limit.baseline_error * run.baseline.true_largest
+        over = first_true(errors > most)
+        assert over is not None
+        where = place(rows, int(mine[over[0]]), over[1] if errors.shape[1] > 1 else None)
+        off = float(errors[over])
+        text = f"the baseline is off by {off:.3g} too (limit {most:.3g}): a fault that both legs share"
+        return [Finding("mismatch", f"{where}: {name}: {text}", where)]
+    return []
 
 
 def _raise_to(table: dict[str, float], name: str, value: float) -> None:

@@ -12,12 +12,14 @@ class Limit:
     """How much larger than the baseline's error the replay's may be, both against the float64 truth.
 
     ``rms_ratio``: RMS over a run; ``max_ratio``: maximum over a run. Where the baseline is exact or nearly so its
-    error counts as ``floor`` times the size (RMS or maximum) of the true values.
+    error counts as ``floor`` times the size (RMS or maximum) of the true values. ``baseline_error``: the baseline's own
+    maximum error over a run, as a share of the largest true value: beyond it both legs share a fault.
     """
 
     rms_ratio: float
     max_ratio: float
     floor: float
+    baseline_error: float
     evidence: str
 
 
@@ -33,7 +35,7 @@ def layer_limit(replay: Replay, tokens: int) -> Limit:
 
 
 FLOAT32 = Limit(
-    1.5, 4.0, 2e-7, "prototype: 300 clean runs of 264 steps, K = 16: RMS ratio at most 1.04 (collinear 1.21)"
+    1.5, 4.0, 2e-7, 1e-4, "prototype: 300 clean runs of 264 steps, K = 16: RMS ratio at most 1.04 (collinear 1.21)"
 )
-FLOAT32_SHORT = Limit(2.0, 4.0, 2e-7, "prototype: runs under 16 tokens")
-ENGINE_FLOAT32 = Limit(2.0, 4.0, 2e-6, "to be measured")
+FLOAT32_SHORT = Limit(2.0, 4.0, 2e-7, 1e-4, "prototype: runs under 16 tokens")
+ENGINE_FLOAT32 = Limit(2.0, 4.0, 2e-6, 1e-5, "to be measured")

@@ -27,7 +27,7 @@ class RowIndex:
         """The entries at ``places``, in their order."""
         return RowIndex(self.step[places], self.row[places], self.request[places], self.position[places])
 
-    def keys(self) -> list[tuple[int, int]]:
+    def labels(self) -> list[tuple[int, int]]:
         """(step, row) of each entry: what two traces of one Case are matched by."""
         return list(zip(self.step.tolist(), self.row.tolist(), strict=True))
 

@@ -1,0 +1,49 @@
+"""Every planted fault is caught at every layer level it has a form at, by a named scenario, and leaves no trace behind.
+
+A fault is an edit of the product's source: an edit that no longer fits its source must be an error, not a clean run.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from replay_parity.cases.scenarios import scenarios
+from replay_parity.harness.faults import FAULTS, Edit, FaultError, _edited, fault, plant
+from replay_parity.harness.judge_case import judge_case
+from replay_parity.harness.kernel_path import KernelPath
+from replay_parity.harness.paths import open_path
+from replay_parity.harness.verdict import FAIL, PASS
+
+LAYER = [(name, level) for name, entry in FAULTS.items() for level in entry.levels if level != "engine"]
+
+
+@pytest.mark.parametrize(("name", "level"), LAYER)
+def test_caught_by_a_scenario(name: str, level: str) -> None:
+    path = open_path(level, name)
+    caught = [s.case.id for s in scenarios().values() if judge_case(path, s.case, name).record["verdict"] == FAIL]
+    assert caught
+    clean = judge_case(path, scenarios()[caught[0]].case, None)
+    assert clean.record["verdict"] == PASS
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(FaultError, match="there is no 'cursor.nothing'; there are cursor.prompt_base"):
+        fault("cursor.nothing")
+
+
+def test_level_without_the_fault_is_refused() -> None:
+    with pytest.raises(FaultError, match="has no form at level kernel"), plant("cursor.prompt_base", "kernel"):
+        pass
+
+
+def test_stale_edit_is_an_error() -> None:
+    edit = Edit("kernels.cursor:decode_cursor", "this line is not there", "x")
+    with pytest.raises(FaultError, match="0 times"), _edited(edit):
+        pass
+
+
+def test_a_fault_is_gone_after_the_block() -> None:
+    case = scenarios()["plain-flush"].case
+    with plant("ring.write_next", "kernel"):
+        assert judge_case(KernelPath(), case, None).record["verdict"] == FAIL
+    assert judge_case(KernelPath(), case, None).record["verdict"] == PASS
