@@ -89,8 +89,9 @@ def replay_decode(
     head = key_head_of(q.shape[1], v.shape[1], q.device)
     token = prepare_token(q, k, v, a, b, A_log, dt_bias, head, use_qk_l2norm)
     used = torch.where(rows.live, write_pos.to(torch.int64), 0)
-    flush = rows.live & is_flush.to(torch.bool)
-    append = rows.live & ~is_flush.to(torch.bool)
+    asked = is_flush.to(torch.bool)
+    flush = rows.live & asked
+    append = rows.live & ~asked
 
     stored = state.index_select(0, rows.slot)
     checkpoint = stored.float()

@@ -6,11 +6,13 @@ state), and tensors of the stated shapes are allocated and asked for their size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from replay_parity.kernels.ring import RingSpec, RingSpecError
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "num_k_heads": 2,
     "num_v_heads": 6,
     "head_k_dim": 16,
