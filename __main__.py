@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run a campaign and write its directory and page."""
     _resumed_settings(arguments)
     levels = _levels(arguments.level, arguments.fault)
-    cases = plan(levels)
+    cases, left_out = plan(levels)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
         "levels": levels,
@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed,
         "fault": arguments.fault,
         "command": _command_line(arguments),
-        "not_planned": [],
+        "not_planned": [vars(entry) for entry in left_out],
         "interrupted": True,
         "missing_levels": [],
     }

@@ -33,10 +33,6 @@ class Path(Protocol):
     level: str
     target: str
 
-    def why_not(self, case: Case) -> str | None:
-        """None where this path can play the Case, else one line that says why not."""
-        ...
-
     def run(self, case: Case) -> Legs:
         """All three legs. What goes wrong inside a leg comes back as ``Legs.failure``, never as an exception."""
         ...

@@ -36,14 +36,6 @@ class EnginePath:
         self.baseline: EngineProcess | None = None
         self.oracles: dict[Path, Qwen3_5Oracle] = {}
 
-    def why_not(self, case: Case) -> str | None:
-        """What this level cannot play yet, by the field of the Case."""
-        if case.graphs is not None:
-            return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
-        if case.replay.activation_dtype != "float32":
-            return "replay.activation_dtype: the engine is judged in float32 only"
-        return None
-
     def run(self, case: Case) -> Legs:
         """Truth from the oracle in float64; both engines play at the same time."""
         timeline = play(case)

@@ -133,6 +133,13 @@ _ALL = (
             "return row.prefill_len",
             "return self.case.requests[row.request].prompt_len",
         ),
+        # what a request was first admitted with is its prompt
+        engine=Edit(
+            "kernels.vllm_model_state:decode_base_snapshot",
+            "torch.from_numpy(input_batch.prefill_len_np[: input_batch.num_reqs])",
+            "torch.tensor([decode_base_snapshot.__dict__.setdefault(name, int(length)) for name, length in"
+            " zip(input_batch.req_ids, input_batch.prefill_len_np)])",
+        ),
     ),
     _fault(
         "cursor.leftover_append",

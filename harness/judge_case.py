@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..cases.case import Case
 from .contract import Legs, Path
 from .faults import plant
+from .plan import cannot_play
 from .record import Record, make_record
 from .verdict import UNKNOWN, Verdict, judge
 
@@ -25,7 +26,7 @@ def judge_case(path: Path, case: Case, fault: str | None) -> Judged:
     """Run and judge. An error of the harness itself is unknown, with its stage; it never ends a campaign."""
     started = time.perf_counter()
     legs: Legs | None = None
-    refused = path.why_not(case)
+    refused = cannot_play(path.level, case)
     if refused is not None:
         verdict = Verdict(UNKNOWN, "not_entered", "plan", refused)
     else:

@@ -21,11 +21,6 @@ class KernelPath:
     level = "kernel"
     target = "torch"
 
-    def why_not(self, case: Case) -> str | None:
-        """Every Case can be played here."""
-        del case
-        return None
-
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay op, packed op; both ops start from the oracle's float32 prefill."""
         timeline = play(case)

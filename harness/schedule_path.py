@@ -22,11 +22,6 @@ class SchedulePath:
     level = "schedule"
     target = "torch"
 
-    def why_not(self, case: Case) -> str | None:
-        """Every Case can be played here."""
-        del case
-        return None
-
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay, packed decode."""
         timeline = play(case)
