@@ -98,9 +98,7 @@ def require_supported(vllm_config: Any) -> None:
     if mode not in CACHE_MODES:
         raise ReplayConfigError("mamba_cache_mode", f"{KEY} does not serve {mode!r}", "use none or align")
     if not vllm_config.use_v2_model_runner:
-        raise ReplayConfigError(
-            "VLLM_USE_V2_MODEL_RUNNER", f"{KEY} needs Model Runner V2, which is off", "set it to 1"
-        )
+        raise ReplayConfigError("VLLM_USE_V2_MODEL_RUNNER", f"{KEY} needs Model Runner V2, which is off", "set it to 1")
 
 
 def _require_model(model_config: Any) -> None:

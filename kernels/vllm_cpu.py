@@ -48,13 +48,15 @@ def conv_prefill(
     x [T, D]: the chunks one after another, ``query_lens`` tokens each; other shapes as in `conv_update`. A chunk
     without context starts from zeros: its slot still holds a former request.
     """
+    kernel = weight.float()[:, None, :]
+    offset = None if bias is None else bias.float()
     outputs = []
     start = 0
     for row, (length, context) in enumerate(zip(query_lens, has_context, strict=True)):
         tokens = x[start : start + length].float().transpose(0, 1)
         before = _read_slot(conv_state, slots, row, context)
         window = torch.cat([before, tokens], dim=-1)
-        y = F.conv1d(window[None], weight.float()[:, None, :], None if bias is None else bias.float(), groups=len(window))
+        y = F.conv1d(window[None], kernel, offset, groups=len(window))
         outputs.append(F.silu(y[0]).transpose(0, 1))
         _write_slot(conv_state, slots, row, window[:, length:])
         start += length

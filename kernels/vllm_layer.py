@@ -13,11 +13,12 @@ from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
+from vllm.platforms import current_platform
 
 from . import vllm_cpu
 from .decode import gdn_replay_decode
 from .ring import RingSpec
-from .vllm_config import ReplaySettings, replay_settings
+from .vllm_config import KEY, ReplayConfigError, ReplaySettings, replay_settings
 from .vllm_metadata import ReplayBackend, ReplayMetadata
 
 
@@ -70,6 +71,8 @@ class ReplayGatedDeltaNetAttention(QwenGatedDeltaNetAttention):  # type: ignore[
 
     def __init__(self, config: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = replay_settings(vllm_config)
+        if settings is not None and current_platform.is_xpu():
+            raise ReplayConfigError("platform", f"{KEY} has no XPU path", f"remove additional_config.{KEY}")
         super().__init__(config, vllm_config, *args, **kwargs)
         self.replay = settings
 
@@ -96,6 +99,14 @@ class ReplayGatedDeltaNetAttention(QwenGatedDeltaNetAttention):  # type: ignore[
         """
         if self.replay is None:
             stock: torch.Tensor = super().forward_cpu(hidden_states)
+            return stock
+        out: torch.Tensor = self.forward_cuda(hidden_states)
+        return out
+
+    def forward_hip(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """With replay on: not the AITER path, which decodes without `_forward_core`."""
+        if self.replay is None:
+            stock: torch.Tensor = super().forward_hip(hidden_states)
             return stock
         out: torch.Tensor = self.forward_cuda(hidden_states)
         return out
@@ -186,9 +197,7 @@ class ReplayGatedDeltaNetAttention(QwenGatedDeltaNetAttention):  # type: ignore[
             mixed_qkv, self._conv_state(), self._conv_weight(), self.conv1d.bias, slots, lens, context
         )
         q, k, v = self._split_heads(conv)
-        out = vllm_cpu.delta_prefill(
-            q, k, v, a, b, self.A_log, self.dt_bias, self.kv_cache[1], slots, lens, context
-        )
+        out = vllm_cpu.delta_prefill(q, k, v, a, b, self.A_log, self.dt_bias, self.kv_cache[1], slots, lens, context)
         core_attn_out.copy_(out)
 
     @contextmanager
@@ -217,8 +226,8 @@ class ReplayGatedDeltaNetAttention(QwenGatedDeltaNetAttention):  # type: ignore[
 
     def _split_heads(self, mixed_qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k [T, H, K] and v [T, HV, V], views of [T, D]."""
-        key_dim, value_dim = self.key_dim // self.tp_size, self.value_dim // self.tp_size
-        q, k, v = mixed_qkv.split([key_dim, key_dim, value_dim], dim=-1)
+        key_dim = self.key_dim // self.tp_size
+        q, k, v = mixed_qkv[:, :key_dim], mixed_qkv[:, key_dim : 2 * key_dim], mixed_qkv[:, 2 * key_dim :]
         return (
             q.unflatten(-1, (-1, self.head_k_dim)),
             k.unflatten(-1, (-1, self.head_k_dim)),

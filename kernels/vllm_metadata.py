@@ -38,9 +38,10 @@ class ReplayStep:
     ``num_reqs`` counts real rows; all arrays have ``num_reqs_after_padding`` entries. ``decode_base``,
     ``num_computed``, ``query_len``: tokens. ``write_pos``, ``is_flush``: 0 on rows that do not run as decode.
     ``runs_as_decode``: the row goes to the replay kernel. ``state_indices``: [num_reqs_after_padding] slots, a copy
-    of the device tensor that the kernels read.
+    of the device tensor that the kernels read. ``layer_names``: the layers that this builder serves.
     """
 
+    layer_names: tuple[str, ...]
     num_reqs: int
     num_reqs_after_padding: int
     decode_base: Ints
@@ -120,7 +121,7 @@ class ReplayMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         self._stage(cursor)
         metadata = self._extend(stock, m, cursor, num_computed, query_len)
         if _observer is not None:
-            _observer(_step(metadata, cursor, base, num_computed, query_len))
+            _observer(_step(tuple(self.layer_names), metadata, cursor, base, num_computed, query_len))
         return metadata
 
     def _take_decode_base(self, num_reqs: int) -> Ints:
@@ -137,7 +138,7 @@ class ReplayMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
     def _cursor(self, num_decodes: int, num_computed: Ints, base: Ints, query_len: Ints) -> Cursor:
         """Cursors of all rows, 0 behind the decode rows."""
         num_reqs = len(query_len)
-        self._require_empty_rings(num_computed[num_decodes:], base[num_decodes:])
+        self._require_empty_rings(num_decodes, num_computed, base, query_len)
         rows = slice(0, num_decodes)
         decodes = decode_cursor(num_computed[rows], base[rows], query_len[rows], self.buffer_len, self.align_block)
         write_pos = np.zeros(num_reqs, dtype=np.int32)
@@ -145,18 +146,20 @@ class ReplayMetadataBuilder(GDNAttentionMetadataBuilder):  # type: ignore[misc]
         write_pos[rows], is_flush[rows] = decodes.write_pos, decodes.is_flush
         return Cursor(write_pos=write_pos, is_flush=is_flush)
 
-    def _require_empty_rings(self, num_computed: Ints, base: Ints) -> None:
-        """A prefill starts from the checkpoint alone: tokens pending in a ring would be lost.
+    def _require_empty_rings(self, num_decodes: int, num_computed: Ints, base: Ints, query_len: Ints) -> None:
+        """Refuse a decode row behind a first chunk: run as prefill it would lose the tokens pending in its ring.
 
-        Cannot happen while V2 puts running one-token rows before first chunks; base 0 marks warm-up rows.
+        V2 sorts running one-token rows before first chunks of one token, so this is a change in V2 if it happens.
+        Base 0 marks warm-up rows.
         """
-        ones = np.ones(len(base), dtype=np.int64)
-        pending = decode_cursor(num_computed, base, ones, self.buffer_len, self.align_block).write_pos
-        lost = (pending > 0) & (base > 0)
-        if lost.any():
-            row = int(np.argmax(lost))
+        behind = np.arange(len(query_len)) >= num_decodes
+        suspects = np.flatnonzero(behind & (query_len == 1) & (base > 0))
+        computed, anchors, ones = num_computed[suspects], base[suspects], query_len[suspects]
+        pending = decode_cursor(computed, anchors, ones, self.buffer_len, self.align_block).write_pos
+        if pending.any():
+            row = int(suspects[np.argmax(pending > 0)])
             raise ReplayMetadataError(
-                f"a row with {int(pending[row])} tokens pending in its ring was scheduled as prefill "
+                f"row {row} has tokens pending in its ring but stands behind a first chunk and would run as prefill "
                 f"(num_computed {int(num_computed[row])}, decode base {int(base[row])})"
             )
 
@@ -220,9 +223,18 @@ def _prefill_only(stock: Any, m: Any) -> Any:
     )
 
 
-def _step(metadata: ReplayMetadata, cursor: Cursor, base: Ints, num_computed: Ints, query_len: Ints) -> ReplayStep:
+def _step(
+    layer_names: tuple[str, ...],
+    metadata: ReplayMetadata,
+    cursor: Cursor,
+    base: Ints,
+    num_computed: Ints,
+    query_len: Ints,
+) -> ReplayStep:
     rows = np.arange(len(query_len))
+    assert metadata.non_spec_state_indices_tensor is not None
     return ReplayStep(
+        layer_names=layer_names,
         num_reqs=int((query_len > 0).sum()),
         num_reqs_after_padding=len(query_len),
         decode_base=base.copy(),
