@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,13 +15,16 @@ from typing import Any, Literal
 
 from ..cases.case import Case, Step
 from . import cpu_platform
-from .directed_scheduler import Direction, Director, directed_scheduler_class
+from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
 from .engine_rows import RowLog
 from .engine_trace import EngineConfig, EngineTrace
 
 Tokens = list[int]
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
+
+# tokens; vLLM raises it where a page of GDN state needs more. Small blocks keep a case's memory, and its poison, small
+SMALL_BLOCK = 32
 
 # how often the child looks whether its parent is still there
 _PARENT_POLL_S = 0.5
@@ -31,6 +35,13 @@ class Opened:
     """The child's first word: the engine is up, with blocks of ``block_size`` tokens."""
 
     block_size: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A Case that this engine did not play, in one line; the engine stays open."""
+
+    message: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,10 @@ class Play:
     case: Case
     prompts: Sequence[Tokens]
     forced: Sequence[Tokens]
+
+
+class TokensError(ValueError):
+    """Token ids that do not fit the Case; the message names the request."""
 
 
 class Engine:
@@ -75,16 +90,20 @@ class Engine:
             )
         if config.poison == "nan":
             self.director.on_release = self.poison
+        # False while a Case is under way, and after one that raised
+        self.clean = False
 
     def play(self, case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens]) -> EngineTrace:
         """Play the steps of ``case``: ``prompts`` and ``forced`` hold token ids of each request, forced ones sampled.
 
         Whatever happened before in this engine does not matter: no request is left, the prefix cache is empty and
-        freed state is poisoned. Raises ValueError for tokens that do not fit the Case, DirectionError for a step that
-        the scheduler did not play as written.
+        freed state is poisoned. Raises TokensError for tokens that do not fit the Case, DirectionError for a step
+        that the scheduler did not play as written; the engine can go on after either.
         """
         _check_tokens(case, prompts, forced, self.vocab_size)
-        self._clean()
+        if not self.clean:
+            self._clean()
+        self.clean = False
         log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
@@ -122,8 +141,12 @@ class Engine:
             self.llm.abort_request([ids[request] for request in step.abort], internal=True)
         rows = tuple((ids[request], tokens) for request, tokens in step.rows)
         self.director.direct(index, Direction(rows, tuple(ids[request] for request in step.preempt)))
-        outputs = self.llm.step()
         numbers = {name: request for request, name in enumerate(ids)}
+        try:
+            outputs = self.llm.step()
+        except DirectionError as error:
+            # the engine's request ids are random
+            raise DirectionError(index, str(numbers[error.request]), error.wanted, error.got) from None
         log.add_step(index, self.director.rows, numbers)
         for output in outputs:
             log.add_output(index, int(output.request_id), output.outputs[0])
@@ -141,6 +164,7 @@ class Engine:
         if self.config.poison == "nan":
             # the NULL block too: nothing may read it
             self.poison(range(self.scheduler.kv_cache_config.num_blocks))
+        self.clean = True
 
 
 def serve(connection: Connection, config: EngineConfig, fault: str | None) -> None:
@@ -156,7 +180,7 @@ def serve(connection: Connection, config: EngineConfig, fault: str | None) -> No
             connection.send(Opened(engine.block_size))
             stage = "play"
             while (message := _receive(connection)) is not None:
-                connection.send(engine.play(message.case, message.prompts, message.forced))
+                connection.send(_answer(engine, message))
     except Exception as error:
         # the traceback goes to the log; it also keeps the engine alive, so the process ends here
         traceback.print_exc()
@@ -167,12 +191,21 @@ def serve(connection: Connection, config: EngineConfig, fault: str | None) -> No
 def main() -> None:
     """Entry point of the child: ``argv[1]`` is the file descriptor of its connection, ``argv[2]`` its parent's pid."""
     connection = Connection(int(sys.argv[1]))
+    # Ctrl-C ends the child at once: there is nothing to clean up
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _die_with(int(sys.argv[2]))
     config, fault = connection.recv()
     serve(connection, config, fault)
     sys.stdout.flush()
     # no engine teardown: it can take seconds, and the process owns nothing that outlives it
     os._exit(0)
+
+
+def _answer(engine: Engine, message: Play) -> EngineTrace | Refused:
+    try:
+        return engine.play(message.case, message.prompts, message.forced)
+    except (TokensError, DirectionError) as error:
+        return Refused(_one_line(error))
 
 
 def _receive(connection: Connection) -> Play | None:
@@ -215,6 +248,7 @@ def _engine_args(config: EngineConfig) -> Any:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_model_len": config.max_model_len,
+        "block_size": config.block_size or SMALL_BLOCK,
         "num_gpu_blocks_override": config.num_blocks,
         "scheduler_cls": directed_scheduler_class(),
         "async_scheduling": False,
@@ -222,8 +256,6 @@ def _engine_args(config: EngineConfig) -> Any:
         "max_logprobs": -1,
         "enable_trace_replay": True,
     }
-    if config.block_size:
-        args["block_size"] = config.block_size
     if config.buffer_len is not None:
         ring = {"buffer_len": config.buffer_len, "ring_dtype": config.ring_dtype}
         args["additional_config"] = {"gdn_replay": ring}
@@ -256,10 +288,10 @@ def _counters(config: EngineConfig) -> dict[str, int]:
 def _check_tokens(case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens], vocab_size: int) -> None:
     for name, lists, length in (("prompts", prompts, "prompt_len"), ("forced", forced, "output_len")):
         if len(lists) != len(case.requests):
-            raise ValueError(f"{name}: must hold a list for each of {len(case.requests)} requests, not {len(lists)}")
+            raise TokensError(f"{name}: must hold a list for each of {len(case.requests)} requests, not {len(lists)}")
         for request, tokens in enumerate(lists):
             wanted = getattr(case.requests[request], length)
             if len(tokens) != wanted:
-                raise ValueError(f"{name}[{request}]: must hold {length} = {wanted} tokens, not {len(tokens)}")
+                raise TokensError(f"{name}[{request}]: must hold {length} = {wanted} tokens, not {len(tokens)}")
             if not all(0 <= token < vocab_size for token in tokens):
-                raise ValueError(f"{name}[{request}]: tokens must be from 0 to {vocab_size - 1}")
+                raise TokensError(f"{name}[{request}]: tokens must be from 0 to {vocab_size - 1}")
