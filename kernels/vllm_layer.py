@@ -228,10 +228,11 @@ class ReplayGatedDeltaNetAttention(QwenGatedDeltaNetAttention):  # type: ignore[
         """q, k [T, H, K] and v [T, HV, V], views of [T, D]."""
         key_dim = self.key_dim // self.tp_size
         q, k, v = mixed_qkv[:, :key_dim], mixed_qkv[:, key_dim : 2 * key_dim], mixed_qkv[:, 2 * key_dim :]
+        num_tokens, K, V = len(mixed_qkv), self.head_k_dim, self.head_v_dim
         return (
-            q.unflatten(-1, (-1, self.head_k_dim)),
-            k.unflatten(-1, (-1, self.head_k_dim)),
-            v.unflatten(-1, (-1, self.head_v_dim)),
+            q.view(num_tokens, q.size(1) // K, K),
+            k.view(num_tokens, k.size(1) // K, K),
+            v.view(num_tokens, v.size(1) // V, V),
         )
 
 
