@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
-from torch import Tensor
 
 from .case import Case
+from .exact_inputs import exact_inputs
+from .layer_tensors import TORCH_DTYPES, LayerInputs, float32, pack, sequence_lengths
 from .timeline import prefix_root
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """What one GDN layer reads, for R requests of at most T tokens; rows past a request's length are zero.
-
-    ``q``, ``k`` [R, T, H, K] and ``v`` [R, T, HV, V]: after the convolution and SiLU, in the activation dtype;
-    ``a``, ``b`` [R, T, HV]: gate inputs, in the activation dtype; ``A_log``, ``dt_bias`` [HV] float32.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    a: Tensor
-    b: Tensor
-    A_log: Tensor
-    dt_bias: Tensor
+__all__ = ["TORCH_DTYPES", "LayerInputs", "layer_inputs", "poisons", "sequence_lengths", "token_ids"]
 
 
 def layer_inputs(case: Case) -> LayerInputs:
@@ -37,11 +18,6 @@ def layer_inputs(case: Case) -> LayerInputs:
     if draw is None:
         raise NotImplementedError(f"inputs.regime: {case.inputs.regime} is not there yet, use {', '.join(_REGIMES)}")
     return draw(case)
-
-
-def sequence_lengths(case: Case) -> list[int]:
-    """Tokens that each request has inputs for: the prompt and all outputs but the last, which is never computed."""
-    return [request.prompt_len + request.output_len - 1 for request in case.requests]
 
 
 def poisons(case: Case) -> str:
@@ -89,28 +65,12 @@ def _model_like(case: Case) -> LayerInputs:
         "a": [tokens(r, 3, value_heads) for r in requests],
         "b": [tokens(r, 4, value_heads) for r in requests],
     }
-    packed = {name: _pack(case, part) for name, part in parts.items()}
-    return LayerInputs(**packed, A_log=_float32(A_log), dt_bias=_float32(dt + np.log(-np.expm1(-dt))))
+    packed = {name: pack(case, part) for name, part in parts.items()}
+    return LayerInputs(**packed, A_log=float32(A_log), dt_bias=float32(dt + np.log(-np.expm1(-dt))))
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
     return np.asarray(x / (1.0 + np.exp(-x)))
 
 
-def _float32(x: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(x, dtype=np.float32))
-
-
-def _pack(case: Case, parts: list[np.ndarray]) -> Tensor:
-    """[R, T, ...] in the activation dtype, shared prefixes copied from the request they belong to."""
-    longest = max(len(part) for part in parts)
-    packed = torch.zeros((len(parts), longest, *parts[0].shape[1:]), dtype=TORCH_DTYPES[case.replay.activation_dtype])
-    for index, part in enumerate(parts):
-        packed[index, : len(part)] = _float32(part).to(packed.dtype)
-        request = case.requests[index]
-        if request.shared_prefix_of is not None:
-            packed[index, : request.shared_prefix_len] = packed[request.shared_prefix_of, : request.shared_prefix_len]
-    return packed
-
-
-_REGIMES = {"model_like": _model_like}
+_REGIMES = {"exact": exact_inputs, "model_like": _model_like}
