@@ -52,11 +52,11 @@ def prepare() -> None:
     global _prepared
     if _prepared:
         return
+    if "vllm" in sys.modules:
+        raise EngineUnavailable("vllm was imported before cpu_platform.prepare(); call prepare() first")
     why = why_no_engine()
     if why is not None:
         raise EngineUnavailable(why)
-    if "vllm" in sys.modules:
-        raise EngineUnavailable("vllm was imported before cpu_platform.prepare(); call prepare() first")
     for name, value in _EVERYWHERE.items():
         os.environ.setdefault(name, value)
     if not has_cuda():

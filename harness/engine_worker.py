@@ -69,6 +69,9 @@ class Engine:
     """One open engine. Needs a process of its own: V2's settings and the plugin are fixed as vLLM is imported."""
 
     def __init__(self, config: EngineConfig) -> None:
+        if not (config.checkpoint / "config.json").is_file():
+            # vLLM would look for a model of that name on a hub
+            raise FileNotFoundError(f"checkpoint: there is no config.json in {config.checkpoint}")
         cpu_platform.prepare()
         cpu_platform.inspect_in_process(ARCHITECTURE)
         from vllm.v1.engine.llm_engine import LLMEngine
