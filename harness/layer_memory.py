@@ -76,7 +76,7 @@ class LayerMemory:
         state, ring_d, ring_k, ring_g = self.regions
         changed[flushed, state.start : state.stop] = False
         for region in (ring_d, ring_k, ring_g):
-            rows = changed[:, region.start : region.stop].unflatten(1, (region.shape[0], region.shape[1], -1))
+            rows = changed[:, region.start : region.stop].view(len(changed), *region.shape[:2], -1)
             rows[appended, :, entries] = False
         if not bool(changed.any()):
             return []
@@ -98,7 +98,8 @@ class LayerMemory:
         return f"{owner}: the guard after its page was written at byte {byte - self.regions[-1].stop}"
 
     def _view(self, region: _Region) -> Tensor:
-        return self.pages[:, region.start : region.stop].view(region.dtype).unflatten(1, region.shape)
+        numbers = self.pages[:, region.start : region.stop].view(region.dtype)
+        return numbers.view(len(self.pages), *region.shape)
 
     def _fill(self, pages: Tensor, rng: np.random.Generator) -> None:
         for region in self.regions:
