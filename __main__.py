@@ -98,7 +98,7 @@ def _replay(arguments: argparse.Namespace) -> int:
             outcomes.append(UNKNOWN)
             continue
         try:
-            record = judge_case(path, case, arguments.fault).record
+            record = judge_case(path, case).record
         finally:
             close_path(path)
         outcomes.append(record["verdict"])

@@ -32,7 +32,7 @@ ONE_HOT, ONE_HOT_ALONE = 0.7, 0.5
 # integers from 0 to this one are all exact
 LARGEST_EXACT = {"bfloat16": 256, "float16": 2048, "float32": 2**20}
 # where 1 / sqrt(K) is no power of two the scale rounds: values stay small, so that integers stay far apart
-LARGEST_SCALED = 256
+LARGEST_SCALED = 32
 
 
 def exact_inputs(case: Case) -> LayerInputs:
@@ -85,7 +85,8 @@ def _rng(case: Case, request: int, kind: int) -> np.random.Generator:
 def _keys(length: int, geometry: Geometry) -> np.ndarray:
     """[T, H, K] one-hot, keys in turn; each head starts at another one."""
     turn = np.arange(length)[:, None] + np.arange(geometry.num_k_heads)
-    return MAGNITUDE * np.eye(geometry.head_k_dim)[turn % num_keys(geometry)]
+    one_hot: np.ndarray = np.eye(geometry.head_k_dim)[turn % num_keys(geometry)]
+    return MAGNITUDE * one_hot
 
 
 def _queries(rng: np.random.Generator, length: int, geometry: Geometry) -> np.ndarray:
@@ -105,7 +106,7 @@ def _values(rng: np.random.Generator, request: int, length: int, geometry: Geome
     requests, positions and heads are fewer than ``largest``; from V = 5 on positions up to its square.
     """
     heads, lanes = geometry.num_v_heads, geometry.head_v_dim
-    values = rng.integers(1, largest + 1, (length, heads, max(lanes, 5)))
+    values: np.ndarray = rng.integers(1, largest + 1, (length, heads, max(lanes, 5)))
     position = np.arange(length)[:, None]
     values[..., 0] = 1 + (values[:, :1, 0] + np.arange(heads)) % largest
     values[..., 1] = position % (largest + 1)

@@ -48,7 +48,7 @@ def _results(level: str, cases: list[Planned], fault: str | None, workers: int, 
     if not cases:
         return
     if level == "engine" or workers == 1 or len(cases) < WORTH_WORKERS:
-        yield from _in_process(open_path(level, fault), cases, fault)
+        yield from _in_process(open_path(level, fault), cases)
         return
     from joblib import Parallel, delayed
 
@@ -56,12 +56,12 @@ def _results(level: str, cases: list[Planned], fault: str | None, workers: int, 
     yield from jobs(delayed(judge_apart)(level, planned, fault) for planned in cases)
 
 
-def _in_process(path: Path, cases: list[Planned], fault: str | None) -> Iterator[Judged]:
+def _in_process(path: Path, cases: list[Planned]) -> Iterator[Judged]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for planned in cases:
-            yield judge_case(path, planned.case, fault)
+            yield judge_case(path, planned.case)
     finally:
         torch.set_num_threads(threads)
         close_path(path)
@@ -70,7 +70,7 @@ def _in_process(path: Path, cases: list[Planned], fault: str | None) -> Iterator
 def judge_apart(level: str, planned: Planned, fault: str | None) -> Judged:
     """One case in a worker process; one thread, so that numbers do not depend on the number of workers."""
     torch.set_num_threads(1)
-    return judge_case(open_path(level, fault), planned.case, fault)
+    return judge_case(open_path(level, fault), planned.case)
 
 
 def _backend(executor: str) -> str:

@@ -15,7 +15,7 @@ class Legs:
     """The three legs of one Case at one level, or why there are none.
 
     ``truth`` is the oracle in float64, ``subject`` the replay path, ``baseline`` packed decode (layer levels) or
-    replay with L = 1 (engine). ``failure`` is set where the subject or the baseline did not end.
+    replay with L = 1 (engine). ``failure`` is set where a leg did not end; ``subject`` is then what it left till there.
     """
 
     level: str
@@ -28,10 +28,11 @@ class Legs:
 
 
 class Path(Protocol):
-    """One level and the implementation it drives."""
+    """One level and the implementation it drives; ``fault`` is planted in the subject's leg alone."""
 
     level: str
     target: str
+    fault: str | None
 
     def run(self, case: Case) -> Legs:
         """All three legs. What goes wrong inside a leg comes back as ``Legs.failure``, never as an exception."""

@@ -111,9 +111,7 @@ def directed_scheduler_class() -> type[Any]:
 
         def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
             wanted = self.director.wanted(request.request_id)
-            granted: int = super()._reserve_prefill_lookahead(
-                request, num_computed_tokens, min(num_new_tokens, wanted)
-            )
+            granted: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, min(num_new_tokens, wanted))
             return granted
 
         def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> int:

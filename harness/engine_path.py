@@ -43,14 +43,19 @@ class EnginePath:
         oracle = self._oracle(checkpoint)
         tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
+        engines = (
+            self._engine("subject", case, checkpoint, case.replay.buffer_len),
+            self._engine("baseline", case, checkpoint, BASELINE_LEN),
+        )
         with ThreadPoolExecutor(2) as pool:
-            engines = (
-                self._engine("subject", case, checkpoint, case.replay.buffer_len),
-                self._engine("baseline", case, checkpoint, BASELINE_LEN),
-            )
             subject, baseline = (pool.submit(engine.play, case, prompts, forced) for engine in engines)
-            truth = _truth(case, timeline, oracle, tokens)
-            legs = {"subject": subject.result(), "baseline": baseline.result()}
+            try:
+                truth = _truth(case, timeline, oracle, tokens)
+                legs = {"subject": subject.result(), "baseline": baseline.result()}
+            except BaseException:
+                # Ctrl-C: the pool would wait for both plays to end
+                self.close()
+                raise
         traces: dict[str, Trace] = {}
         for name, played in legs.items():
             if isinstance(played, EngineFailure):

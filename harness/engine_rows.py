@@ -91,9 +91,7 @@ class RowLog:
         step, request, position, token = np.array(self.sampled, np.int64).reshape(-1, 4).T
         columns = {name: np.array([row[name] for row in self.rows], np.int64) for name in _COLUMNS}
         argmax: IntArray = log_probs.argmax(axis=1).astype(np.int64)
-        return EngineTrace(
-            log_probs, step, request, position, token, argmax, EngineRows(**columns), counts, block_size
-        )
+        return EngineTrace(log_probs, step, request, position, token, argmax, EngineRows(**columns), counts, block_size)
 
     def _told(self, index: int, row: ScheduledRow, scheduled: tuple[ScheduledRow, ...]) -> dict[str, int]:
         """What the plugin's builder said of one row, from its first GDN group: others differ in slots alone."""

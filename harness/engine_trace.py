@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
-Poison = Literal["nan", "stale"]
 
 # entries of EngineRows where nobody reported a value: a row that ran as prefill, or an engine without the plugin
 UNKNOWN = -1
@@ -22,9 +21,8 @@ class EngineConfig:
 
     ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (on a
     CPU it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
-    ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``poison`` "nan"
-    fills GDN state and ring of freed blocks with NaN, "stale" leaves what their last tenant wrote. ``extra`` holds more
-    EngineArgs by name.
+    ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``extra`` holds
+    more EngineArgs by name.
     """
 
     checkpoint: Path
@@ -38,7 +36,6 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     max_model_len: int = 1024
-    poison: Poison = "nan"
     extra: tuple[tuple[str, Any], ...] = ()
 
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from ..cases.case import Case, Step
+from ..cases.inputs import poisons
 from . import cpu_platform
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
 from .engine_rows import RowLog
@@ -91,22 +92,21 @@ class Engine:
                 f"block_size: this engine rounds {config.block_size} tokens to {self.block_size} (a block must hold a "
                 f"page of GDN state); use {self.block_size} or a smaller buffer_len"
             )
-        if config.poison == "nan":
-            self.director.on_release = self.poison
         # False while a Case is under way, and after one that raised
         self.clean = False
 
     def play(self, case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens]) -> EngineTrace:
         """Play the steps of ``case``: ``prompts`` and ``forced`` hold token ids of each request, forced ones sampled.
 
-        Whatever happened before in this engine does not matter: no request is left, the prefix cache is empty and
-        freed state is poisoned. Raises TokensError for tokens that do not fit the Case, DirectionError for a step
-        that the scheduler did not play as written; the engine can go on after either.
+        Whatever happened before in this engine does not matter: no request is left, the prefix cache is empty, GDN
+        state and ring of every block hold the Case's poison. Raises TokensError for tokens that do not fit the Case,
+        DirectionError for a step that the scheduler did not play as written; the engine can go on after either.
         """
         _check_tokens(case, prompts, forced, self.vocab_size)
         if not self.clean:
             self._clean()
         self.clean = False
+        self._spread_poison(case)
         log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
@@ -117,8 +117,20 @@ class Engine:
         self._clean()
         return log.trace({name: after[name] - before[name] for name in after}, self.block_size)
 
-    def poison(self, blocks: Sequence[int]) -> None:
-        """Fill GDN state and ring of these blocks with NaN, in every layer."""
+    def _spread_poison(self, case: Case) -> None:
+        """Fill every block, the NULL block too, with what nothing may read; with NaN each freed block anew."""
+        import torch
+
+        nan = poisons(case) == "nan"
+        self.director.on_release = self._bury if nan else None
+        random = torch.Generator().manual_seed(case.inputs.seed)
+        for tensor in self.state_tensors:
+            # one block's numbers for all of them; negative, as stored gates are
+            numbers = -torch.randn(tensor.shape[1:], generator=random).abs()
+            tensor[:] = float("nan") if nan else numbers.to(tensor)
+
+    def _bury(self, blocks: Sequence[int]) -> None:
+        """Fill GDN state and ring of freed blocks with NaN, in every layer."""
         for tensor in self.state_tensors:
             tensor[list(blocks)] = float("nan")
 
@@ -164,9 +176,6 @@ class Engine:
             self.llm.step()
         if not self.scheduler.reset_prefix_cache():
             raise RuntimeError("blocks are still held after every request has ended")
-        if self.config.poison == "nan":
-            # the NULL block too: nothing may read it
-            self.poison(range(self.scheduler.kv_cache_config.num_blocks))
         self.clean = True
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..cases.case import Case
 from .contract import Legs, Path
-from .faults import plant
 from .plan import cannot_play
 from .record import Record, make_record
 from .verdict import UNKNOWN, Verdict, judge
@@ -22,7 +21,7 @@ class Judged:
     seconds: float
 
 
-def judge_case(path: Path, case: Case, fault: str | None) -> Judged:
+def judge_case(path: Path, case: Case) -> Judged:
     """Run and judge. An error of the harness itself is unknown, with its stage; it never ends a campaign."""
     started = time.perf_counter()
     legs: Legs | None = None
@@ -31,11 +30,9 @@ def judge_case(path: Path, case: Case, fault: str | None) -> Judged:
         verdict = Verdict(UNKNOWN, "not_entered", "plan", refused)
     else:
         try:
-            # an engine plants the fault in its own process
-            with plant(None if path.level == "engine" else fault, path.level):
-                legs = path.run(case)
+            legs = path.run(case)
             verdict = judge(legs)
         except Exception as error:
             verdict = Verdict(UNKNOWN, "exception", "harness", f"{type(error).__name__}: {error}")
-    record = make_record(case, path.level, path.target, fault, verdict, legs)
+    record = make_record(case, path.level, path.target, path.fault, verdict, legs)
     return Judged(case, record, time.perf_counter() - started)

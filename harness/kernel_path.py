@@ -9,10 +9,11 @@ from ..cases.case import Case
 from ..cases.inputs import LayerInputs, layer_inputs
 from ..cases.timeline import Timeline, play
 from .contract import Legs
+from .faults import plant
 from .layer_leg import StepRows
 from .oracle_path import LayerTruth, layer_truth, ledger_cursors, oracle_trace
-from .schedule_path import BaselineRunner, flush_lookup, told
-from .trace import Cursors, Failure
+from .schedule_path import BaselineRunner, flush_lookup, run_subject, told
+from .trace import Cursors
 
 
 class KernelPath:
@@ -21,20 +22,20 @@ class KernelPath:
     level = "kernel"
     target = "torch"
 
+    def __init__(self, fault: str | None = None) -> None:
+        self.fault = fault
+
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay op, packed op; both ops start from the oracle's float32 prefill."""
         timeline = play(case)
         inputs = layer_inputs(case)
         cursors = ledger_cursors(case, timeline)
-        truth = oracle_trace(timeline, layer_truth(inputs, torch.float64), cursors)
-        prefilled = layer_truth(inputs, torch.float32)
+        truth = oracle_trace(timeline, layer_truth(case, inputs, torch.float64), cursors)
+        prefilled = layer_truth(case, inputs, torch.float32)
         baseline = _PackedOp(case, timeline, inputs, cursors, prefilled).run()
-        try:
-            subject = _ReplayOp(case, timeline, inputs, cursors, prefilled).run()
-        except Exception as error:
-            failure = Failure("exception", "run", f"{type(error).__name__}: {error}")
-            return Legs(self.level, case, timeline, truth, None, baseline, failure)
-        return Legs(self.level, case, timeline, truth, subject, baseline)
+        with plant(self.fault, self.level):
+            subject, failure = run_subject(_ReplayOp(case, timeline, inputs, cursors, prefilled))
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure)
 
 
 class _PackedOp(BaselineRunner):

@@ -93,6 +93,7 @@ class LayerLeg:
         before = self.memory.snapshot()
         memory, slots = self.memory, padded(rows.slot, size)
         out = self._fresh_output(size)
+        self._keep_cursors(step, rows, write_pos, is_flush)
         gdn_replay_decode(
             *self.tokens(rows.request, rows.num_computed, size),
             self.inputs.A_log,
@@ -110,7 +111,6 @@ class LayerLeg:
         self._check_padding(step, rows, out)
         self._keep(step, rows, out)
         self._keep_states(step, rows, is_flush)
-        self._keep_cursors(step, rows, write_pos, is_flush)
         memory.kill_ring(torch.from_numpy(rows.slot[is_flush.astype(bool)]))
 
     def packed(self, step: int, rows: StepRows, is_flush: IntArray) -> None:

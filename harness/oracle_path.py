@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cases.case import Case
 from ..cases.inputs import LayerInputs
 from ..cases.timeline import Timeline
+from ..oracles.memory import memory_truth
 from ..oracles.recurrence import gdn_recurrence
 from ..oracles.ring import RingLedger
 from .trace import Cursors, RowIndex, Trace, row_index
@@ -18,7 +19,7 @@ from .trace import Cursors, RowIndex, Trace, row_index
 
 @dataclass(frozen=True)
 class LayerTruth:
-    """What the recurrence gives for whole requests: ``outputs`` [R, T, HV, V], ``states`` [R, T, HV, V, K]."""
+    """What a regime's oracle gives for whole requests: ``outputs`` [R, T, HV, V], ``states`` [R, T, HV, V, K]."""
 
     outputs: Tensor
     states: Tensor
@@ -28,8 +29,11 @@ class LayerTruth:
         return self.states[request, position]
 
 
-def layer_truth(inputs: LayerInputs, dtype: torch.dtype) -> LayerTruth:
-    """The sequential decoder over all requests of a Case side by side."""
+def layer_truth(case: Case, inputs: LayerInputs, dtype: torch.dtype) -> LayerTruth:
+    """All requests of a Case side by side, in ``dtype``: the dictionaries in the exact regime, else the recurrence."""
+    if case.inputs.regime == "exact":
+        memory = memory_truth(inputs)
+        return LayerTruth(memory.outputs.to(dtype), memory.states.to(dtype))
     tokens = list(
         gdn_recurrence(inputs.q, inputs.k, inputs.v, inputs.a, inputs.b, inputs.A_log, inputs.dt_bias, dtype=dtype)
     )

@@ -16,9 +16,9 @@ class LevelUnavailable(RuntimeError):
 def open_path(level: str, fault: str | None) -> Path:
     """The Path of a level. Raises LevelUnavailable where the machine lacks what it needs."""
     if level == "kernel":
-        return KernelPath()
+        return KernelPath(fault)
     if level == "schedule":
-        return SchedulePath()
+        return SchedulePath(fault)
     from .cpu_platform import why_no_engine
 
     missing = why_no_engine()

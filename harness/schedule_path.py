@@ -10,6 +10,7 @@ from ..cases.inputs import LayerInputs, layer_inputs
 from ..cases.timeline import Row, Timeline, TimelineStep, play
 from ..kernels.cursor import decode_cursor, runs_as_decode
 from .contract import Legs
+from .faults import plant
 from .layer_leg import LayerLeg, StepRows, step_rows
 from .layer_memory import LayerMemory
 from .oracle_path import layer_truth, ledger_cursors, oracle_trace
@@ -22,19 +23,27 @@ class SchedulePath:
     level = "schedule"
     target = "torch"
 
+    def __init__(self, fault: str | None = None) -> None:
+        self.fault = fault
+
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay, packed decode."""
         timeline = play(case)
         inputs = layer_inputs(case)
         cursors = ledger_cursors(case, timeline)
-        truth = oracle_trace(timeline, layer_truth(inputs, torch.float64), cursors)
+        truth = oracle_trace(timeline, layer_truth(case, inputs, torch.float64), cursors)
         baseline = BaselineRunner(case, timeline, inputs, cursors).run()
-        try:
-            subject = ReplayRunner(case, timeline, inputs).run()
-        except Exception as error:
-            failure = Failure("exception", "run", f"{type(error).__name__}: {error}")
-            return Legs(self.level, case, timeline, truth, None, baseline, failure)
-        return Legs(self.level, case, timeline, truth, subject, baseline)
+        with plant(self.fault, self.level):
+            subject, failure = run_subject(ReplayRunner(case, timeline, inputs))
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure)
+
+
+def run_subject(runner: _Runner) -> tuple[Trace, Failure | None]:
+    """The subject's trace; where it raised, what it left until then, and the failure."""
+    try:
+        return runner.run(), None
+    except Exception as error:
+        return runner.leg.trace(), Failure("exception", "run", f"{type(error).__name__}: {error}")
 
 
 class _Runner:

@@ -9,6 +9,7 @@ from .finding import Finding, FirstBad
 from .invariants import cursor_findings, event_findings, row_findings
 from .three_leg import Measured, numeric_findings
 from .topk import topk_findings
+from .trace import Failure
 
 PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
 
@@ -33,7 +34,7 @@ class Verdict:
 def judge(legs: Legs) -> Verdict:
     """The verdict on three legs: what could not be judged is unknown, never a pass."""
     if legs.failure is not None:
-        return Verdict(UNKNOWN, legs.failure.symptom, legs.failure.stage, legs.failure.message)
+        return _ended_early(legs, legs.failure)
     if legs.truth is None or legs.subject is None or legs.baseline is None:
         return Verdict(UNKNOWN, "not_entered", "judge", "a leg is missing: nothing to compare")
     if not legs.subject.counts.get("replay_steps"):
@@ -50,6 +51,17 @@ def judge(legs: Legs) -> Verdict:
     return Verdict(
         FAIL, worst.symptom, "judge", _sentence(worst, cursors), worst.first_bad, measured.distances, measured.limits
     )
+
+
+def _ended_early(legs: Legs, failure: Failure) -> Verdict:
+    """What a leg showed before it broke off: a wrong cursor or event is a failure, the rest was not judged."""
+    findings: list[Finding] = []
+    if legs.truth is not None and legs.subject is not None:
+        findings = event_findings(legs.subject) + cursor_findings(legs.truth, legs.subject, whole=False)
+    if not findings:
+        return Verdict(UNKNOWN, failure.symptom, failure.stage, failure.message)
+    message = f"{findings[0].message}; then {failure.message}"
+    return Verdict(FAIL, findings[0].symptom, failure.stage, message, findings[0].first_bad)
 
 
 def _sentence(worst: Finding, cursors: list[Finding]) -> str:

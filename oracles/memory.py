@@ -142,7 +142,7 @@ def read_ops(inputs: LayerInputs) -> MemoryOps:
 
 def _lengths(k: npt.NDArray[np.float64]) -> IntArray:
     """[R]: a request ends where its keys are zero from there on."""
-    used = k.any(axis=(2, 3))
+    used = np.abs(k).sum((2, 3)) != 0
     return np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0).astype(np.int64)
 
 

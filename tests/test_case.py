@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from replay_parity.cases.case import Case, CaseError, load_case
 from replay_parity.cases.scenarios import engine_scenarios, scenarios
 from replay_parity.cases.situations import names, situations
@@ -122,7 +121,7 @@ def test_unfinished_prefill_says_so() -> None:
 def test_files_that_are_no_case(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text(scenarios()["plain-flush"].case.dumps()[:200], encoding="utf-8")
-    with pytest.raises(CaseError, match="not whole JSON .* truncated"):
+    with pytest.raises(CaseError, match=r"not whole JSON .* truncated"):
         load_case(path)
     with pytest.raises(CaseError, match="cannot be read"):
         load_case(tmp_path / "none.json")

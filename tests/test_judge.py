@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from replay_parity.cases.scenarios import scenarios
 from replay_parity.harness.contract import Legs
 from replay_parity.harness.kernel_path import KernelPath

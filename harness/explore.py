@@ -1,0 +1,96 @@
+"""Generated cases: seeded chunks of a Hypothesis run, each ending at its first failure, shrunk.
+
+A campaign is cut into chunks of fixed size; a chunk's cases depend on the seed and its number alone, so any worker may
+run it. Beside cases/strategies.py the only file that imports hypothesis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings, target
+
+from ..cases.case import Case
+from ..cases.strategies import cases
+from .judge_case import Judged
+from .verdict import FAIL
+
+CHUNK_SIZE = 50
+# what a plain draw seldom shows
+RARE = frozenset(
+    ["forced_flush", "one_token_prompt_on_recycled_slot", "tail_beside_decode", "resume_other_slot", "abort_mid_ring", "prefix_hit", "block_crossing", "padded_step", "batch_order_flip"]
+)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """``size`` generated cases of one level: number ``index`` of the campaign with this seed."""
+
+    level: str
+    regimes: tuple[str, ...]
+    seed: int
+    index: int
+    size: int
+
+    @property
+    def prefix(self) -> str:
+        """What the ids of its cases begin with."""
+        return f"generated-{self.seed}-{self.index:04d}"
+
+
+class _Found(AssertionError):
+    """A case failed: what Hypothesis shrinks."""
+
+
+def chunks(level: str, regimes: tuple[str, ...], seed: int, examples: int) -> list[Chunk]:
+    """A campaign of ``examples`` cases."""
+    sizes = [min(CHUNK_SIZE, examples - start) for start in range(0, examples, CHUNK_SIZE)]
+    return [Chunk(level, regimes, seed, index, size) for index, size in enumerate(sizes)]
+
+
+def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
+    """Judge the chunk's cases in order; the last one is the minimised failure if there is one.
+
+    It keeps the number of the case that failed first, which counts the examples until the fault was caught.
+    """
+    kept: list[Judged] = []
+    smallest: list[Judged] = []
+
+    @hypothesis.seed(chunk.seed * 1_000_003 + chunk.index)
+    @settings(
+        max_examples=chunk.size,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.target, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(cases(chunk.level, chunk.regimes))
+    def property_holds(case: Case) -> None:
+        number = len(kept) - bool(smallest)
+        judged = judge(replace(case, id=f"{chunk.prefix}-{number:03d}"))
+        if judged.record["verdict"] == FAIL:
+            smallest[:] = [judged]
+            if len(kept) == number:
+                kept.append(judged)
+            raise _Found(judged.record["reason"])
+        if not smallest:
+            kept.append(judged)
+            _steer(judged)
+
+    try:
+        property_holds()
+    except _Found:
+        kept[-1] = smallest[0]
+    return kept
+
+
+def _steer(judged: Judged) -> None:
+    """Lead the search towards large errors and situations that are rare."""
+    ratios = [v for name, v in judged.record["distances"].items() if name.endswith("max_ratio") and v]
+    if ratios:
+        target(math.log10(max(ratios)), label="error over the baseline's")
+    target(float(sum(name in RARE for name in judged.record["situations"])), label="rare situations")
