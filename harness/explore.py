@@ -21,7 +21,17 @@ from .verdict import FAIL
 CHUNK_SIZE = 50
 # what a plain draw seldom shows
 RARE = frozenset(
-    ["forced_flush", "one_token_prompt_on_recycled_slot", "tail_beside_decode", "resume_other_slot", "abort_mid_ring", "prefix_hit", "block_crossing", "padded_step", "batch_order_flip"]
+    (
+        "forced_flush",
+        "one_token_prompt_on_recycled_slot",
+        "tail_beside_decode",
+        "resume_other_slot",
+        "abort_mid_ring",
+        "prefix_hit",
+        "block_crossing",
+        "padded_step",
+        "batch_order_flip",
+    )
 )
 
 

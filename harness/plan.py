@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ..cases.case import Case
 from ..cases.scenarios import engine_scenarios, scenarios
@@ -33,7 +33,9 @@ class LeftOut:
 def named_cases(level: str) -> list[Planned]:
     """Every named scenario with the layer shapes of the level."""
     table = engine_scenarios() if level == "engine" else scenarios()
-    return [Planned(scenario.case, level, scenario.guards) for scenario in table.values()]
+    planned = [Planned(scenario.case, level, scenario.guards) for scenario in table.values()]
+    # a new engine only where settings change
+    return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
 
 
 def plan(levels: Sequence[str]) -> tuple[list[Planned], list[LeftOut]]:
