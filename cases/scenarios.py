@@ -30,17 +30,18 @@ def engine_scenarios() -> dict[str, Scenario]:
 def _build(
     name: str,
     geometry: Geometry,
-    requests: list[tuple[int, int]],
+    requests: list[tuple[int, ...]],
     steps: list[Step],
     *,
     buffer_len: int = 4,
+    block: int | None = None,
     graphs: Graphs | None = None,
 ) -> Case:
     return Case(
         id=name,
         geometry=geometry,
         replay=Replay(buffer_len),
-        cache=Cache(),
+        cache=Cache() if block is None else Cache("align", block),
         graphs=graphs,
         inputs=Inputs("model_like", sum(map(ord, name))),
         requests=tuple(Request(*request) for request in requests),
@@ -170,4 +171,80 @@ def _paddings(geometry: Geometry) -> Iterator[Scenario]:
     )
 
 
-_MAKERS: tuple[Callable[[Geometry], Iterator[Scenario]], ...] = (_flushes, _tails, _resumes, _batches, _paddings)
+def _waits(geometry: Geometry) -> Iterator[Scenario]:
+    steps = [_step((0, 4)), *_decodes(2, 0), _step((0, 7), preempt=(0,)), _step((0, 1)), _step((0, 9), preempt=(0,))]
+    yield Scenario(
+        _build("preempted-twice", geometry, [(4, 9)], [*steps, *_decodes(3, 0)]),
+        "the decode base moves with each resume, not with the first one only",
+    )
+    steps = [_step((0, 4), (1, 5)), *_decodes(2, 0, 1), _step((1, 1), preempt=(0,)), _step((1, 1), (2, 3), abort=(0,))]
+    steps += [*_decodes(2, 1, 2), *_decodes(1, 2)]
+    yield Scenario(
+        _build("abort-while-waiting", geometry, [(4, 9), (5, 7), (3, 4)], steps),
+        "a preempted request is aborted before it resumes; its slot goes to a newcomer",
+    )
+    steps = [_step((0, 4), (1, 5)), *_decodes(1, 0, 1), *_decodes(2, 0), *_decodes(1, 1), *_decodes(3, 0, 1)]
+    yield Scenario(
+        _build("request-without-a-row", geometry, [(4, 7), (5, 6)], steps),
+        "a running request gets no row for some steps: its ring stands still while others move on",
+    )
+
+
+def _graphs(geometry: Geometry) -> Iterator[Scenario]:
+    steps = [_step((0, 4), (1, 5), (2, 3)), *_decodes(2, 0, 1, 2), _step((0, 1), (1, 1), (2, 1), (3, 6))]
+    steps += [*_decodes(3, 0, 1, 2, 3), *_decodes(2, 1, 2, 3)]
+    yield Scenario(
+        _build("padding-comes-and-goes", geometry, [(4, 7), (5, 9), (3, 9), (6, 6)], steps, graphs=Graphs((4,))),
+        "3 of 4 rows, then 4 of 4, then 3 again: the padded row forgets what it held when it was live",
+    )
+    steps = [_step((0, 4), (1, 5)), *_decodes(3, 0, 1), _step((0, 1), (1, 1), (2, 3)), *_decodes(4, 1, 2)]
+    yield Scenario(
+        _build("same-count-other-slots", geometry, [(4, 5), (5, 9), (3, 5)], steps, graphs=Graphs((2, 4))),
+        "one request ends as another joins: as many decode rows as before, in other slots",
+    )
+
+
+def _aligns(geometry: Geometry) -> Iterator[Scenario]:
+    yield Scenario(
+        _build(
+            "align-forced-flush", geometry, [(6, 9)], [_step((0, 4)), _step((0, 2)), *_decodes(8, 0)],
+            buffer_len=16, block=4,
+        ),
+        "each block boundary folds a ring that is not full: only the entries that are there",
+    )  # fmt: skip
+    yield Scenario(
+        _build(
+            "align-prefill-ends-mid-block", geometry, [(6, 8)], [_step((0, 4)), _step((0, 2)), *_decodes(7, 0)],
+            buffer_len=3, block=4,
+        ),
+        "the ring starts where the prefill ended, not at the start of its block",
+    )  # fmt: skip
+    yield Scenario(
+        _build("align-block-no-multiple", geometry, [(6, 15)], [_step((0, 6)), *_decodes(14, 0)], block=6),
+        "blocks of 6 over a ring of 4: the ring is full inside a block and cut short at its end",
+    )
+    steps = [_step((0, 8)), _step((0, 1)), *_decodes(2, 0), _step((0, 1), (1, 2)), *_decodes(5, 0, 1)]
+    yield Scenario(
+        _build("align-prefix-hit", geometry, [(9, 9), (10, 6, 0, 9)], steps, block=4),
+        "a newcomer starts from the cached state of two blocks that it shares with another prompt",
+    )
+    steps = [_step((0, 8)), _step((0, 1)), *_decodes(2, 0), _step((0, 1), (1, 1)), *_decodes(5, 0, 1)]
+    yield Scenario(
+        _build("align-hit-leaves-one-token", geometry, [(9, 9), (9, 6, 0, 8)], steps, block=4),
+        "after a prefix hit one prompt token is left: it runs as decode and is folded at once",
+    )
+    steps = [_step((0, 3)), *_decodes(6, 0), _step((1, 2), preempt=(0,)), _step((1, 1), (0, 2)), *_decodes(6, 0, 1)]
+    yield Scenario(
+        _build("align-hit-on-decoded-block", geometry, [(3, 14), (2, 8)], steps, block=4),
+        "decode across two boundaries, then a resume from the second: the state kept there must hold the whole block",
+    )
+    steps = [_step((0, 8)), *_decodes(2, 0), _step((1, 8)), _step((1, 1)), *_decodes(4, 1)]
+    yield Scenario(
+        _build("align-leaves-cached-state-alone", geometry, [(8, 3), (9, 5, 0, 7)], steps, buffer_len=3, block=8),
+        "a prompt that shares less than a block gets no hit, and the cached slot of another stays out of use",
+    )
+
+
+_MAKERS: tuple[Callable[[Geometry], Iterator[Scenario]], ...] = (
+    _flushes, _tails, _resumes, _batches, _paddings, _waits, _graphs, _aligns,
+)  # fmt: skip
