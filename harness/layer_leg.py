@@ -56,9 +56,9 @@ def step_rows(step: TimelineStep) -> StepRows:
     return StepRows(*table.T)
 
 
-def padded(values: IntArray, size: int) -> IntArray:
-    """[size]: the values, then zeros: what a captured graph sees in its padded rows."""
-    return np.concatenate([values, np.zeros(size - len(values), np.int64)])
+def padded(values: IntArray, size: int, fill: int = 0) -> IntArray:
+    """[size]: the values, then ``fill``: what a captured graph sees in its padded rows."""
+    return np.concatenate([values, np.full(size - len(values), fill, np.int64)])
 
 
 @dataclass
@@ -75,6 +75,8 @@ class LayerLeg:
     told: list[tuple[int, int, int, int]] = field(default_factory=list)
     write_pos: list[int] = field(default_factory=list)
     is_flush: list[bool] = field(default_factory=list)
+    # slot index of padded rows: the NULL slot, or -1 as some metadata builders have it
+    padding_slot: int = 0
     events: list[Event] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"replay_steps": 0, "flushes": 0})
 
@@ -91,7 +93,7 @@ class LayerLeg:
     def replay(self, step: int, rows: StepRows, write_pos: IntArray, is_flush: IntArray, size: int) -> None:
         """The op under test on ``size`` rows, padding included; its writes are audited."""
         before = self.memory.snapshot()
-        memory, slots = self.memory, padded(rows.slot, size)
+        memory, slots = self.memory, padded(rows.slot, size, self.padding_slot)
         out = self._fresh_output(size)
         self._keep_cursors(step, rows, write_pos, is_flush)
         gdn_replay_decode(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 from replay_parity.cases.scenarios import scenarios
-from replay_parity.harness.faults import FAULTS, Edit, FaultError, _edited, fault, plant
+from replay_parity.harness.fault_catalogue import FAULTS, Edit
+from replay_parity.harness.faults import FaultError, edited, fault, plant
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.kernel_path import KernelPath
 from replay_parity.harness.paths import open_path
@@ -37,7 +38,7 @@ def test_level_without_the_fault_is_refused() -> None:
 
 def test_stale_edit_is_an_error() -> None:
     edit = Edit("kernels.cursor:decode_cursor", "this line is not there", "x")
-    with pytest.raises(FaultError, match="0 times"), _edited(edit):
+    with pytest.raises(FaultError, match="0 times"), edited(edit.where, [edit]):
         pass
 
 
