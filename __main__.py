@@ -14,10 +14,11 @@ from replay_parity.cases.scenarios import engine_scenarios, scenarios
 from replay_parity.cases.timeline import play
 from replay_parity.harness.campaign import CampaignError, run_campaign
 from replay_parity.harness.doctor import examine
+from replay_parity.harness.explore import Chunk
 from replay_parity.harness.faults import FaultError, fault
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
-from replay_parity.harness.plan import LEVELS, PROFILES, plan
+from replay_parity.harness.plan import LEVELS, PROFILES, Planned, plan
 from replay_parity.harness.progress import Progress, say_verdict
 from replay_parity.harness.run_dir import RunDir, RunDirError, read_settings
 from replay_parity.harness.summary import summarise, worst
@@ -49,12 +50,13 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run a campaign and write its directory and page."""
     _resumed_settings(arguments)
     levels = _levels(arguments.level, arguments.fault)
-    cases, left_out = plan(levels)
+    jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
         "levels": levels,
         "profile": arguments.profile,
         "seed": arguments.seed,
+        "examples": arguments.examples,
         "fault": arguments.fault,
         "command": _command_line(arguments),
         "not_planned": [vars(entry) for entry in left_out],
@@ -62,10 +64,10 @@ def _run(arguments: argparse.Namespace) -> int:
         "missing_levels": [],
     }
     run_dir.write_summary(summarise(run_dir.records(), settings))
-    with Progress(len(cases), len(run_dir.records())) as progress:
+    with Progress(_size(jobs), len(run_dir.records())) as progress:
         try:
             settings["missing_levels"] = run_campaign(
-                cases,
+                jobs,
                 run_dir,
                 fault=arguments.fault,
                 workers=arguments.workers,
@@ -145,6 +147,10 @@ def _levels(asked: list[str] | None, fault_name: str | None) -> list[str]:
     return [level for level in LEVELS if level in (asked or forms)]
 
 
+def _size(jobs: Sequence[Planned | Chunk]) -> int:
+    return sum(job.size if isinstance(job, Chunk) else 1 for job in jobs)
+
+
 def _resumed_settings(arguments: argparse.Namespace) -> None:
     """A resumed run keeps the interrupted run's plan, whatever else stands on the command line."""
     if arguments.resume is None:
@@ -152,6 +158,7 @@ def _resumed_settings(arguments: argparse.Namespace) -> None:
     settings = read_settings(arguments.resume)
     arguments.level, arguments.fault = settings["levels"], settings["fault"]
     arguments.profile, arguments.seed = settings["profile"], settings["seed"]
+    arguments.examples = settings["examples"]
 
 
 def _command_line(arguments: argparse.Namespace) -> str:
@@ -159,6 +166,7 @@ def _command_line(arguments: argparse.Namespace) -> str:
     for level in arguments.level or ():
         words += ["--level", level]
     words += ["--profile", arguments.profile, "--seed", str(arguments.seed)]
+    words += [] if arguments.examples is None else ["--examples", str(arguments.examples)]
     words += ["--fault", arguments.fault] if arguments.fault else []
     return shlex.join(words)
 
@@ -198,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_run(run: argparse.ArgumentParser) -> None:
     _add_level(run)
     run.add_argument("--profile", choices=PROFILES, default="smoke", help="how much to run (default: smoke)")
+    run.add_argument("--examples", type=_count(0), metavar="N", help="generated cases a level (default: the profile's)")
     run.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
     run.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
     run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")

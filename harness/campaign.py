@@ -8,13 +8,17 @@ from itertools import groupby
 import torch
 
 from .contract import Path
+from .explore import Chunk, explore
 from .judge_case import Judged, judge_case
 from .paths import LevelUnavailable, close_path, open_path
 from .plan import Planned
+from .record import Record
 from .run_dir import RunDir
 
-# below this many cases a worker's start costs more than it saves
-WORTH_WORKERS = 64
+Job = Planned | Chunk
+
+# below this many jobs a worker's start costs more than it saves
+WORTH_WORKERS = 8
 
 
 class CampaignError(ValueError):
@@ -22,7 +26,7 @@ class CampaignError(ValueError):
 
 
 def run_campaign(
-    cases: Sequence[Planned],
+    jobs: Sequence[Job],
     run_dir: RunDir,
     *,
     fault: str | None,
@@ -31,10 +35,10 @@ def run_campaign(
     progress: Callable[[Judged], None],
 ) -> list[str]:
     """Run what ``run_dir`` does not hold yet; returns a line for each level that could not run at all."""
-    done = {(record["id"], record["level"]) for record in run_dir.records()}
+    records = run_dir.records()
     missing = []
-    for level, group in groupby(cases, key=lambda planned: planned.level):
-        left = [planned for planned in group if (planned.case.id, planned.level) not in done]
+    for level, group in groupby(jobs, key=lambda job: job.level):
+        left = [job for job in group if not is_done(job, records)]
         try:
             for judged in _results(level, left, fault, workers, executor):
                 run_dir.add(judged.record, judged.seconds, judged.case)
@@ -44,33 +48,50 @@ def run_campaign(
     return missing
 
 
-def _results(level: str, cases: list[Planned], fault: str | None, workers: int, executor: str) -> Iterator[Judged]:
-    if not cases:
+def is_done(job: Job, records: Sequence[Record]) -> bool:
+    """Whether a job's records are there; of a chunk any will do, a resumed run drops the unfinished one."""
+    ids = [record["id"] for record in records if record["level"] == job.level]
+    if isinstance(job, Chunk):
+        return any(name.startswith(f"{job.prefix}-") for name in ids)
+    return job.case.id in ids
+
+
+def judge_job(path: Path, job: Job) -> list[Judged]:
+    """One case, or a chunk of generated ones."""
+    if isinstance(job, Chunk):
+        return explore(job, lambda case: judge_case(path, case))
+    return [judge_case(path, job.case)]
+
+
+def judge_apart(level: str, job: Job, fault: str | None) -> list[Judged]:
+    """One job in a worker process; one thread, so that numbers do not depend on the number of workers."""
+    torch.set_num_threads(1)
+    return judge_job(open_path(level, fault), job)
+
+
+def _results(level: str, jobs: list[Job], fault: str | None, workers: int, executor: str) -> Iterator[Judged]:
+    if not jobs:
         return
-    if level == "engine" or workers == 1 or len(cases) < WORTH_WORKERS:
-        yield from _in_process(open_path(level, fault), cases)
+    chunks = sum(isinstance(job, Chunk) for job in jobs)
+    if level == "engine" or workers == 1 or chunks < WORTH_WORKERS:
+        yield from _in_process(open_path(level, fault), jobs)
         return
     from joblib import Parallel, delayed
 
-    jobs = Parallel(n_jobs=workers, backend=_backend(executor), return_as="generator", batch_size=8)
-    yield from jobs(delayed(judge_apart)(level, planned, fault) for planned in cases)
+    pool = Parallel(n_jobs=workers, backend=_backend(executor), return_as="generator")
+    for results in pool(delayed(judge_apart)(level, job, fault) for job in jobs):
+        yield from results
 
 
-def _in_process(path: Path, cases: list[Planned]) -> Iterator[Judged]:
+def _in_process(path: Path, jobs: list[Job]) -> Iterator[Judged]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for planned in cases:
-            yield judge_case(path, planned.case)
+        for job in jobs:
+            yield from judge_job(path, job)
     finally:
         torch.set_num_threads(threads)
         close_path(path)
-
-
-def judge_apart(level: str, planned: Planned, fault: str | None) -> Judged:
-    """One case in a worker process; one thread, so that numbers do not depend on the number of workers."""
-    torch.set_num_threads(1)
-    return judge_case(open_path(level, fault), planned.case)
 
 
 def _backend(executor: str) -> str:

@@ -16,9 +16,13 @@ from hypothesis import HealthCheck, Phase, given, settings, target
 from ..cases.case import Case
 from ..cases.strategies import cases
 from .judge_case import Judged
+from .run_dir import GENERATED
 from .verdict import FAIL
 
 CHUNK_SIZE = 50
+REGIMES = {"kernel": ("exact", "model_like"), "schedule": ("exact", "model_like"), "engine": ("model_like",)}
+# seconds a case: a failure found in the engine is shrunk at the levels below, where they see it too
+PHASES = {"engine": (Phase.generate,)}
 # what a plain draw seldom shows
 RARE = frozenset(
     (
@@ -48,17 +52,17 @@ class Chunk:
     @property
     def prefix(self) -> str:
         """What the ids of its cases begin with."""
-        return f"generated-{self.seed}-{self.index:04d}"
+        return f"{GENERATED}{self.seed}-{self.index:04d}"
 
 
 class _Found(AssertionError):
     """A case failed: what Hypothesis shrinks."""
 
 
-def chunks(level: str, regimes: tuple[str, ...], seed: int, examples: int) -> list[Chunk]:
+def chunks(level: str, seed: int, examples: int) -> list[Chunk]:
     """A campaign of ``examples`` cases."""
     sizes = [min(CHUNK_SIZE, examples - start) for start in range(0, examples, CHUNK_SIZE)]
-    return [Chunk(level, regimes, seed, index, size) for index, size in enumerate(sizes)]
+    return [Chunk(level, REGIMES[level], seed, index, size) for index, size in enumerate(sizes)]
 
 
 def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
@@ -74,7 +78,7 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
         max_examples=chunk.size,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
+        phases=PHASES.get(chunk.level, (Phase.generate, Phase.target, Phase.shrink)),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )

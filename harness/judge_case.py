@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..cases.case import Case
 from .contract import Legs, Path
-from .plan import cannot_play
+from .playable import cannot_play
 from .record import Record, make_record
 from .verdict import UNKNOWN, Verdict, judge
 

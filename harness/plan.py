@@ -7,9 +7,17 @@ from dataclasses import astuple, dataclass
 
 from ..cases.case import Case
 from ..cases.scenarios import engine_scenarios, scenarios
+from .explore import Chunk, chunks
+from .playable import cannot_play
 
 LEVELS = ("kernel", "schedule", "engine")
-PROFILES = ("smoke", "ci", "nightly")
+# generated cases by profile and level
+EXAMPLES = {
+    "smoke": {"kernel": 50, "schedule": 100, "engine": 0},
+    "ci": {"kernel": 500, "schedule": 2000, "engine": 50},
+    "nightly": {"kernel": 5000, "schedule": 20000, "engine": 500},
+}
+PROFILES = tuple(EXAMPLES)
 
 
 @dataclass(frozen=True)
@@ -38,25 +46,21 @@ def named_cases(level: str) -> list[Planned]:
     return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
 
 
-def plan(levels: Sequence[str]) -> tuple[list[Planned], list[LeftOut]]:
-    """Cases of all levels, one level after the other, and those that a level cannot play."""
-    cases, left_out = [], []
+def plan(
+    levels: Sequence[str], profile: str, examples: int | None, seed: int
+) -> tuple[list[Planned | Chunk], list[LeftOut]]:
+    """Jobs of all levels, one level after the other, named cases first; and the cases that a level cannot play.
+
+    ``examples`` generated cases a level, or the profile's own number.
+    """
+    jobs: list[Planned | Chunk] = []
+    left_out = []
     for level in levels:
         for planned in named_cases(level):
             reason = cannot_play(level, planned.case)
             if reason is None:
-                cases.append(planned)
+                jobs.append(planned)
             else:
                 left_out.append(LeftOut(planned.case.id, level, reason))
-    return cases, left_out
-
-
-def cannot_play(level: str, case: Case) -> str | None:
-    """None where the level can play the Case, else one line that names the field."""
-    if level != "engine":
-        return None
-    if case.graphs is not None:
-        return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
-    if case.replay.activation_dtype != "float32":
-        return "replay.activation_dtype: the engine is judged in float32 only"
-    return None
+        jobs += chunks(level, seed, EXAMPLES[profile][level] if examples is None else examples)
+    return jobs, left_out

@@ -12,8 +12,10 @@ from ..cases.case import Case
 from .record import Record, dumps, failure_name
 from .verdict import FAIL
 
+# what the ids of generated cases begin with
+GENERATED = "generated-"
 # what a resumed run takes over from the interrupted one
-SETTINGS = ("levels", "profile", "seed", "fault")
+SETTINGS = ("levels", "profile", "seed", "examples", "fault")
 
 
 class RunDirError(ValueError):
@@ -55,7 +57,8 @@ class RunDir:
             raise RunDirError(f"--resume {self.path}: holds no records.jsonl; start without --resume")
         # a kill may have cut the last line: drop what is no whole record
         whole = [line for line in self.records_file.read_text(encoding="utf-8").splitlines() if _is_json(line)]
-        self.records_file.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        kept = whole[: len(whole) - _unfinished([json.loads(line) for line in whole])]
+        self.records_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def _clear(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -94,6 +97,14 @@ def read_records(path: Path) -> Iterator[Record]:
         if not _is_json(line):
             raise RunDirError(f"{path}: line {number} is no whole JSON object")
         yield json.loads(line)
+
+
+def _unfinished(records: list[Record]) -> int:
+    """Records at the end that belong to the chunk of generated cases a kill may have cut short."""
+    if not records or not records[-1]["id"].startswith(GENERATED):
+        return 0
+    last = (records[-1]["level"], records[-1]["id"].rpartition("-")[0])
+    return sum((record["level"], record["id"].rpartition("-")[0]) == last for record in records)
 
 
 def _append(path: Path, line: str) -> None:

@@ -1,0 +1,16 @@
+"""Which Cases a level can play, told without opening it."""
+
+from __future__ import annotations
+
+from ..cases.case import Case
+
+
+def cannot_play(level: str, case: Case) -> str | None:
+    """None where the level can play the Case, else one line that names the field."""
+    if level != "engine":
+        return None
+    if case.graphs is not None:
+        return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
+    if case.replay.activation_dtype != "float32":
+        return "replay.activation_dtype: the engine is judged in float32 only"
+    return None
