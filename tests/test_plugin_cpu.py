@@ -18,6 +18,9 @@ CONV_ATOL = 4e-6
 # a matrix product for a product and a sum, 4 tokens: observed at most 2.4e-7 over 300 seeds, 0 on this one
 DELTA_ATOL = 1e-6
 
+# q, k [T, H, K], v [T, HV, V], a, b [T, HV]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @pytest.fixture()
 def draw() -> torch.Generator:
@@ -83,19 +86,23 @@ def test_conv_bias_and_dtype(draw: torch.Generator) -> None:
     assert torch.equal(conv_prefill(x, pages, weight, bias, slots[:1], (3,), (False,)), expected)
 
 
-def inputs(draw: torch.Generator, tokens: int) -> tuple[torch.Tensor, ...]:
+def inputs(draw: torch.Generator, tokens: int) -> Inputs:
     """q, k, v, a, b for delta_prefill and gdn_packed_decode alike."""
     shapes = ((tokens, H, K), (tokens, H, K), (tokens, HV, V), (tokens, HV), (tokens, HV))
-    return tuple(torch.randn(shape, generator=draw) for shape in shapes)
+    q, k, v, a, b = (torch.randn(shape, generator=draw) for shape in shapes)
+    return q, k, v, a, b
 
 
-def packed(
-    token_inputs: tuple[torch.Tensor, ...], gates: tuple[torch.Tensor, torch.Tensor], state: torch.Tensor, slot: int
-) -> torch.Tensor:
+def some(tokens: Inputs, first: int, last: int) -> Inputs:
+    """Tokens first to last - 1."""
+    q, k, v, a, b = (part[first:last] for part in tokens)
+    return q, k, v, a, b
+
+
+def packed(tokens: Inputs, gates: tuple[torch.Tensor, torch.Tensor], state: torch.Tensor, slot: int) -> torch.Tensor:
     """The same tokens, one packed decode each."""
     slots = torch.tensor([slot])
-    tokens = len(token_inputs[0])
-    steps = [[part[t : t + 1] for part in token_inputs] for t in range(tokens)]
+    steps = [some(tokens, t, t + 1) for t in range(len(tokens[0]))]
     return torch.cat([gdn_packed_decode(*step, *gates, state, slots) for step in steps])
 
 
@@ -108,8 +115,8 @@ def test_prefill_is_packed_decode_token_by_token(draw: torch.Generator) -> None:
     pages[2] = torch.nan
     expected = torch.cat(
         [
-            packed(tuple(part[:4] for part in tokens), gates, expected_pages, 2),
-            packed(tuple(part[4:] for part in tokens), gates, expected_pages, 3),
+            packed(some(tokens, 0, 4), gates, expected_pages, 2),
+            packed(some(tokens, 4, 7), gates, expected_pages, 3),
         ]
     )
     out = delta_prefill(*tokens, *gates, pages, torch.tensor([2, 3]), (4, 3), (False, True))
@@ -123,8 +130,8 @@ def test_prefill_in_two_chunks_is_bitwise_one_chunk(draw: torch.Generator) -> No
     whole, halves = torch.zeros(2, HV, V, K), torch.zeros(2, HV, V, K)
     slots = torch.tensor([1])
     one = delta_prefill(*tokens, *gates, whole, slots, (7,), (False,))
-    first = delta_prefill(*(part[:5] for part in tokens), *gates, halves, slots, (5,), (False,))
-    second = delta_prefill(*(part[5:] for part in tokens), *gates, halves, slots, (2,), (True,))
+    first = delta_prefill(*some(tokens, 0, 5), *gates, halves, slots, (5,), (False,))
+    second = delta_prefill(*some(tokens, 5, 7), *gates, halves, slots, (2,), (True,))
     assert torch.equal(one, torch.cat([first, second])) and torch.equal(whole, halves)
 
 
