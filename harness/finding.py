@@ -24,11 +24,12 @@ class FirstBad:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: symptom, one line for a person, the place where there is one."""
+    """What is wrong: symptom, one line for a person, the place and the likely reason where there is one."""
 
     symptom: str
     message: str
     first_bad: FirstBad | None = None
+    cause: str | None = None
 
 
 def place(rows: RowIndex, entry: int, head: int | None) -> FirstBad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .contract import Legs
+from .exact import exact_findings, judged_exactly
 from .finding import Finding, FirstBad
 from .invariants import cursor_findings, event_findings, row_findings
 from .three_leg import Measured, numeric_findings
@@ -42,7 +43,7 @@ def judge(legs: Legs) -> Verdict:
     findings = row_findings(legs.truth, legs.subject) or row_findings(legs.truth, legs.baseline)
     measured = Measured()
     if not findings:
-        measured, numeric = numeric_findings(legs)
+        measured, numeric = exact_findings(legs) if judged_exactly(legs) else numeric_findings(legs)
         findings = event_findings(legs.subject) + numeric + topk_findings(legs)
     cursors = cursor_findings(legs.truth, legs.subject)
     if not findings and not cursors:
