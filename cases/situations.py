@@ -25,7 +25,9 @@ def legal_pairs() -> tuple[tuple[str, str], ...]:
     """Pairs of situations, in the order of ``names``, that one Case can show.
 
     Two situations that ask nothing contrary of a Case's settings can always be had together: play a timeline of the
-    first, then one of the second with requests of its own. So only settings exclude: see ``NEEDS_LONGER_RING``.
+    first, then one of the second with requests of its own. Nothing is lost, as the second gets other slots but in the
+    same order; "slots_unlike_rows" alone looks at slot numbers, so play that one first. Only settings exclude: see
+    ``NEEDS_LONGER_RING``.
     """
     return tuple(pair for pair in combinations(names(), 2) if not excluded(*pair))
 

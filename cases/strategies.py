@@ -21,7 +21,11 @@ LEVELS = ("kernel", "schedule", "engine")
 
 # in each list the plainest value comes first, because shrinking goes there; one that stands twice is drawn twice as
 # often
-BUFFER_LENS = (1, 2, 3, 4, 5, 8, 16, 32, 2, 3, 3, 4, 4, 4, 5, 8, 8, 16)
+BUFFER_LENS = {
+    # each length is an engine of its own, and 1 is the baseline
+    "engine": (2, 3, 4, 16),
+    "layer": (1, 2, 3, 4, 5, 8, 16, 32, 2, 3, 3, 4, 4, 4, 5, 8, 8, 16),
+}
 BLOCK_SIZES = (2, 3, 4, 5, 6, 8)
 CAPTURE_SIZES = ((1, 2, 4), (2,), (3,), (4,), (2, 4), (1, 2, 4, 8), (4, 8))
 # preemptions are frequent: most faults of a cursor or a slot need one, at a ring phase of their own
@@ -85,7 +89,7 @@ def replays(level: str, regime: str) -> SearchStrategy[Replay]:
     dtypes = (FLOAT32,) if level == "engine" else allowed_dtypes(regime)
     return st.builds(
         lambda buffer_len, kinds: Replay(buffer_len, *kinds),
-        st.sampled_from(BUFFER_LENS),
+        st.sampled_from(BUFFER_LENS[_kind(level)]),
         st.sampled_from(dtypes + (FLOAT32,) * (len(dtypes) - 2)),
     )
 
@@ -129,53 +133,34 @@ def request_sets(draw: DrawFn, level: str, cache: Cache) -> tuple[Request, ...]:
 
 
 @cache
-def plans(buffer_len: int, num_requests: int) -> SearchStrategy[tuple[Turn, ...]]:
-    """Turns for script.write_steps. Their number is drawn first: a list that may stop at each turn is mostly short."""
-    return st.integers(1, MOST_TURNS).flatmap(_plan_lengths(buffer_len, num_requests).__getitem__)
+def plans(buffer_len: int) -> SearchStrategy[tuple[Turn, ...]]:
+    """Turns for script.write_steps. Their number is drawn first: a list that may stop at each turn is mostly short.
 
-
-@cache
-@st.composite
-def turns(draw: DrawFn, buffer_len: int, num_requests: int) -> Turn:
-    """One turn; what it has no use for is not drawn, so that unlike draws give unlike Cases."""
-    event = draw(_FROM_EVENTS)
-    join = draw(_FROM_JOINS)
-    return Turn(
-        event=event,
-        who=draw(_WHO) if event != "none" and num_requests > 1 else 0,
-        join=join,
-        cut=draw(_FROM_CUTS) if join != "none" or event == "readmit" else "whole",
-        order=draw(_FROM_ORDERS) if num_requests > 1 else 0,
-        steps=draw(_run_lengths(buffer_len)),
+    Every turn takes the same number of choices: taking one away, or a request, leaves all others as they are, and that
+    is what shrinking tries.
+    """
+    around_flush = {max(buffer_len - 1, 1), buffer_len, buffer_len + 1}
+    turn = st.builds(
+        Turn,
+        event=st.sampled_from(FREQUENT_EVENTS),
+        who=st.integers(0, 3),
+        join=st.sampled_from(FREQUENT_JOINS),
+        cut=st.sampled_from(CUTS),
+        order=st.sampled_from(ORDERS),
+        steps=st.sampled_from((*sorted({1, 2, 3} | around_flush), 1, 1, 2)),
     )
+    lengths = [st.tuples(*[turn] * count) for count in range(MOST_TURNS + 1)]
+    return st.integers(1, MOST_TURNS).flatmap(lengths.__getitem__)
 
 
 _REQUEST_COUNTS = {kind: st.sampled_from(counts) for kind, counts in NUM_REQUESTS.items()}
 _PROMPT_LENS = {kind: st.integers(1, longest) for kind, longest in LONGEST_PROMPT.items()}
-_FROM_EVENTS = st.sampled_from(FREQUENT_EVENTS)
-_FROM_JOINS = st.sampled_from(FREQUENT_JOINS)
-_FROM_CUTS = st.sampled_from(CUTS)
-_FROM_ORDERS = st.sampled_from(ORDERS)
-_WHO = st.integers(0, 3)
-
-
-@cache
-def _run_lengths(buffer_len: int) -> SearchStrategy[int]:
-    """Steps of a turn: runs of decodes that end before, at and behind a flush among them."""
-    around_flush = {max(buffer_len - 1, 1), buffer_len, buffer_len + 1}
-    return st.sampled_from((*sorted({1, 2, 3} | around_flush), 1, 1, 2))
-
-
-@cache
-def _plan_lengths(buffer_len: int, num_requests: int) -> tuple[SearchStrategy[tuple[Turn, ...]], ...]:
-    turn = turns(buffer_len, num_requests)
-    return tuple(st.tuples(*[turn] * count) for count in range(MOST_TURNS + 1))
 
 
 @st.composite
 def _cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
     template = draw(_templates(level, regimes))
-    plan = draw(plans(template.replay.buffer_len, len(template.requests)))
+    plan = draw(plans(template.replay.buffer_len))
     return write_steps(template, plan, _most_steps(template))
 
 
@@ -183,7 +168,7 @@ def _cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
 def _long_cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
     template = draw(_templates(level, regimes))
     template = replace(template, requests=template.requests[:2])
-    plan = draw(plans(template.replay.buffer_len, len(template.requests)))
+    plan = draw(plans(template.replay.buffer_len))
     long_turn = Turn(steps=draw(st.integers(*LONG_RUN)))
     place = draw(st.integers(0, len(plan)))
     return write_steps(template, (*plan[:place], long_turn, *plan[place:]), _most_steps(template) + long_turn.steps)
