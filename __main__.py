@@ -15,11 +15,13 @@ from replay_parity.cases.timeline import play
 from replay_parity.harness.campaign import CampaignError, run_campaign
 from replay_parity.harness.doctor import examine
 from replay_parity.harness.explore import Chunk
+from replay_parity.harness.fault_dir import FaultDir
+from replay_parity.harness.fault_run import CAUGHT, SURVIVED, Hunt, hunt_all, hunts
 from replay_parity.harness.faults import FaultError, fault
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
 from replay_parity.harness.plan import LEVELS, PROFILES, Planned, plan
-from replay_parity.harness.progress import Progress, say_verdict
+from replay_parity.harness.progress import Progress, say_hunts, say_verdict
 from replay_parity.harness.run_dir import RunDir, RunDirError, read_settings
 from replay_parity.harness.summary import summarise, worst
 from replay_parity.harness.verdict import FAIL, PASS, UNKNOWN
@@ -108,6 +110,21 @@ def _replay(arguments: argparse.Namespace) -> int:
     return EXIT[worst(outcomes)]
 
 
+def _faults(arguments: argparse.Namespace) -> int:
+    """Plant every fault and say which were caught."""
+    pairs = hunts([level for level in LEVELS if level in (arguments.level or LEVELS)])
+    out = FaultDir(arguments.out)
+    found: list[Hunt] = []
+    with Progress(len(pairs), 0) as progress:
+        for entry in hunt_all(pairs, arguments.examples, arguments.seed, arguments.workers):
+            found.append(entry)
+            out.write(found)
+            progress.advance(f"{entry.fault} {entry.outcome}")
+    say_hunts(found)
+    outcomes = {entry.outcome for entry in found}
+    return 1 if SURVIVED in outcomes else EXIT[PASS] if outcomes == {CAUGHT} else EXIT[UNKNOWN]
+
+
 def _cases(arguments: argparse.Namespace) -> int:
     """List the named scenarios, or print one as the JSON that replay takes."""
     table = engine_scenarios() if arguments.engine else scenarios()
@@ -189,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_level(replay)
     replay.add_argument("--fault", metavar="NAME", help="plant this fault first")
     replay.set_defaults(command=_replay)
+    _add_faults(commands.add_parser("faults", help="plant each fault, report which are caught and how soon"))
     cases = commands.add_parser("cases", help="named scenarios")
     cases.add_argument("action", choices=["list", "show"])
     cases.add_argument("name", nargs="?", metavar="NAME", help="for show")
@@ -214,6 +232,15 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
     run.set_defaults(command=_run)
+
+
+def _add_faults(faults: argparse.ArgumentParser) -> None:
+    _add_level(faults)
+    faults.add_argument("--examples", type=_count(1), default=200, metavar="N", help="budget a fault (default: 200)")
+    faults.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
+    faults.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
+    faults.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
+    faults.set_defaults(command=_faults)
 
 
 def _add_level(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 
+from .fault_run import CAUGHT, SURVIVED, Hunt
 from .judge_case import Judged
 from .record import Record
 from .summary import OUTCOMES
@@ -19,6 +22,7 @@ from .verdict import FAIL, PASS, UNKNOWN
 
 _COLOUR = {PASS: "green", FAIL: "red", UNKNOWN: "yellow"}
 _SHOWN_FAILURES = 5
+WIDE = 110
 
 
 class Progress:
@@ -40,11 +44,37 @@ class Progress:
     ) -> None:
         self.bar.stop()
 
+    def advance(self, description: str) -> None:
+        """One piece of work is done."""
+        self.bar.update(self.task, advance=1, description=description)
+
     def add(self, judged: Judged) -> None:
         """One case is done."""
         self.failed += judged.record["verdict"] == FAIL
         failed = f", {self.failed} failed" if self.failed else ""
         self.bar.update(self.task, advance=1, description=f"{judged.record['level']}{failed}")
+
+
+def say_hunts(found: list[Hunt]) -> None:
+    """Faults and what became of them, as a table on stdout; the survivors last, where they are seen."""
+    table = Table(box=None, header_style="bold")
+    for name, justify in (("fault", "left"), ("level", "left"), ("outcome", "left"), ("examples", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("seconds", "requests", "steps"):
+        table.add_column(name, justify="right")
+    table.add_column("symptom")
+    for hunt in sorted(found, key=lambda entry: entry.outcome):
+        size = hunt.to_json()["size"] or {"requests": "", "steps": ""}
+        colour = {CAUGHT: "green", SURVIVED: "red"}.get(hunt.outcome, "yellow")
+        numbers = (str(hunt.examples), f"{hunt.seconds:.1f}", str(size["requests"]), str(size["steps"]))
+        table.add_row(hunt.fault, hunt.level, f"[{colour}]{hunt.outcome}[/]", *numbers, hunt.symptom or "")
+    console = Console(highlight=False)
+    # a pipe has no width: names are not to be cut there
+    console.width = max(console.width, WIDE)
+    console.print(table)
+    caught = [hunt.examples for hunt in found if hunt.outcome == CAUGHT]
+    middle = f", median {median(caught):g} examples" if caught else ""
+    console.print(f"{len(caught)} of {len(found)} caught{middle}")
 
 
 def say_verdict(summary: dict[str, Any], records: list[Record], page: Path) -> None:

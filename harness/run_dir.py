@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..cases.case import Case
 from .record import Record, dumps, failure_name
 from .verdict import FAIL
 
+RUN_FILES = ("records.jsonl", "timings.jsonl", "summary.json", "report.html")
 # what the ids of generated cases begin with
 GENERATED = "generated-"
 # what a resumed run takes over from the interrupted one
@@ -61,19 +62,23 @@ class RunDir:
         self.records_file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def _clear(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirError(f"--out {self.path}: is a file; name a directory")
-        occupied = self.path.exists() and any(self.path.iterdir())
-        if occupied and not self.records_file.exists():
-            raise RunDirError(f"--out {self.path}: is not empty and holds no earlier run; name another directory")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirError(f"--out {self.path}: cannot be made: {error.strerror}") from None
-        for name in ("records.jsonl", "timings.jsonl", "summary.json", "report.html"):
-            (self.path / name).unlink(missing_ok=True)
+        make_dir(self.path, RUN_FILES)
         shutil.rmtree(self.failures, ignore_errors=True)
         self.records_file.touch()
+
+
+def make_dir(path: Path, files: Sequence[str]) -> None:
+    """Make a directory of our own, or empty an earlier one of ``files``. Raises RunDirError for anybody else's."""
+    if path.exists() and not path.is_dir():
+        raise RunDirError(f"--out {path}: is a file; name a directory")
+    if path.exists() and any(path.iterdir()) and not any((path / name).exists() for name in files):
+        raise RunDirError(f"--out {path}: is not empty and holds no earlier run; name another directory")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirError(f"--out {path}: cannot be made: {error.strerror}") from None
+    for name in files:
+        (path / name).unlink(missing_ok=True)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
