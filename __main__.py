@@ -12,6 +12,7 @@ from pathlib import Path
 from replay_parity.cases.case import CaseError, load_case
 from replay_parity.cases.scenarios import engine_scenarios, scenarios
 from replay_parity.cases.timeline import play
+from replay_parity.harness.bench_schedule import bench_schedule
 from replay_parity.harness.campaign import CampaignError, run_campaign
 from replay_parity.harness.doctor import examine
 from replay_parity.harness.explore import Chunk
@@ -29,6 +30,7 @@ from replay_parity.reports.page import ReportError, write_report
 
 EXIT = {PASS: 0, FAIL: 1, UNKNOWN: 3}
 BAD_INPUT = 2
+BENCHES = {"schedule": bench_schedule}
 DEFAULT_DIR = Path("parity-report")
 _REFUSALS = (CaseError, CampaignError, FaultError, RunDirError, ReportError)
 
@@ -144,6 +146,13 @@ def _report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    """Print the figures of a benchmark."""
+    for figure in BENCHES[arguments.what](arguments.seed):
+        print(f"{figure.name:32} {figure.value:12.3g} {figure.unit}")
+    return 0
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     """Say what this machine can run."""
     del arguments
@@ -216,6 +225,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("dir", metavar="DIR", type=Path)
     report.add_argument("--against", metavar="DIR", type=Path, help="compare with an earlier run")
     report.set_defaults(command=_report)
+    bench = commands.add_parser("bench", help="throughput and cost; ratios are measured side by side in one run")
+    bench.add_argument("--what", choices=BENCHES, default="schedule", help="default: schedule")
+    bench.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
+    bench.set_defaults(command=_bench)
     doctor = commands.add_parser("doctor", help="which levels, devices and vLLM this machine can run, and why not")
     doctor.set_defaults(command=_doctor)
     return parser
