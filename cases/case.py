@@ -77,7 +77,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """One workload for every level. ``play`` of timeline.py says whether its steps are legal."""
+    """One workload for every level. ``play`` of timeline.py says whether its steps are legal.
+
+    ``guards`` is the sentence that says what the case is kept for, empty where it is just one of many.
+    """
 
     id: str
     geometry: Geometry
@@ -87,6 +90,7 @@ class Case:
     inputs: Inputs
     requests: tuple[Request, ...]
     steps: tuple[Step, ...]
+    guards: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The Case as plain JSON values, schema 1."""
@@ -94,6 +98,7 @@ class Case:
         return {
             "schema": SCHEMA,
             "id": self.id,
+            **({"guards": self.guards} if self.guards else {}),
             "geometry": {name: getattr(geometry, name) for name in _GEOMETRY},
             "replay": {name: getattr(replay, name) for name in _REPLAY},
             "cache": {"mode": self.cache.mode, "block_size": self.cache.block_size},
@@ -204,11 +209,14 @@ def _name(value: object) -> str:
 
 
 def _case(field: _Field) -> Case:
-    top = field.members(("schema", "id", "geometry", "replay", "cache", "graphs", "inputs", "requests", "steps"))
+    required = ("schema", "id", "geometry", "replay", "cache", "graphs", "inputs", "requests", "steps")
+    top = field.members(required, ("guards",))
     if top["schema"].value != SCHEMA:
         raise top["schema"].refuse(f"must be {SCHEMA}, the only schema this version reads")
     if not isinstance(top["id"].value, str) or not top["id"].value:
         raise top["id"].refuse("must be a string that is not empty")
+    if "guards" in top and not isinstance(top["guards"].value, str):
+        raise top["guards"].refuse("must be a string")
     return Case(
         id=top["id"].value,
         geometry=_geometry(top["geometry"]),
@@ -218,6 +226,7 @@ def _case(field: _Field) -> Case:
         inputs=_inputs(top["inputs"]),
         requests=_some(top["requests"], _request),
         steps=_some(top["steps"], _step),
+        guards=str(top["guards"].value) if "guards" in top else "",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
 from .geometry import ENGINE, TINY, Geometry
@@ -19,7 +19,8 @@ class Scenario:
 
 def scenarios(geometry: Geometry = TINY) -> dict[str, Scenario]:
     """All named scenarios by name, in a fixed order, with the layer shapes of ``geometry``."""
-    return {scenario.case.id: scenario for make in _MAKERS for scenario in make(geometry)}
+    made = (scenario for make in _MAKERS for scenario in make(geometry))
+    return {s.case.id: Scenario(replace(s.case, guards=s.guards), s.guards) for s in made}
 
 
 def engine_scenarios() -> dict[str, Scenario]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from ..cases.case import Case
+from ..cases.corpus import corpus, for_engine
 from ..cases.scenarios import engine_scenarios, scenarios
 from .explore import Chunk, chunks
 from .playable import cannot_play
@@ -22,11 +23,10 @@ PROFILES = tuple(EXAMPLES)
 
 @dataclass(frozen=True)
 class Planned:
-    """One Case to run at one level; ``guards`` is the sentence of a named scenario."""
+    """One Case to run at one level."""
 
     case: Case
     level: str
-    guards: str | None
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,15 @@ class LeftOut:
 def named_cases(level: str) -> list[Planned]:
     """Every named scenario with the layer shapes of the level."""
     table = engine_scenarios() if level == "engine" else scenarios()
-    planned = [Planned(scenario.case, level, scenario.guards) for scenario in table.values()]
+    planned = [Planned(scenario.case, level) for scenario in table.values()]
     # a new engine only where settings change
+    return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
+
+
+def kept_cases(level: str) -> list[Planned]:
+    """The corpus, in what the level plays."""
+    cases = [for_engine(case) if level == "engine" else case for case in corpus()]
+    planned = [Planned(case, level) for case in cases]
     return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
 
 
@@ -56,7 +63,7 @@ def plan(
     jobs: list[Planned | Chunk] = []
     left_out = []
     for level in levels:
-        for planned in named_cases(level):
+        for planned in (*kept_cases(level), *named_cases(level)):
             reason = cannot_play(level, planned.case)
             if reason is None:
                 jobs.append(planned)

@@ -35,6 +35,7 @@ def make_record(case: Case, level: str, target: str, fault: str | None, verdict:
         "limits": {name: _short(value) for name, value in verdict.limits.items()},
         "situations": [name for name, count in found.items() if count],
         "counts": _counts(found, legs),
+        "guards": case.guards or None,
         "rerun": rerun_command(case, level, target, fault) if verdict.outcome != PASS else None,
         "case": case.to_json() if verdict.outcome != PASS else None,
         "timeline": _picture(case, timeline, legs) if verdict.outcome != PASS else None,
