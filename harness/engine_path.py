@@ -47,19 +47,22 @@ class EnginePath:
             self._engine("subject", case, checkpoint, case.replay.buffer_len),
             self._engine("baseline", case, checkpoint, BASELINE_LEN),
         )
-        with ThreadPoolExecutor(2) as pool:
+        pool = ThreadPoolExecutor(2)
+        try:
             subject, baseline = (pool.submit(engine.play, case, prompts, forced) for engine in engines)
-            try:
-                truth = _truth(case, timeline, oracle, tokens)
-                legs = {"subject": subject.result(), "baseline": baseline.result()}
-            except BaseException:
-                # Ctrl-C: the pool would wait for both plays to end
-                self.close()
-                raise
+            truth = _truth(case, timeline, oracle, tokens)
+            legs = {"subject": subject.result(), "baseline": baseline.result()}
+        except BaseException:
+            # Ctrl-C: the pool would wait for both plays to end
+            self.close()
+            raise
+        finally:
+            pool.shutdown()
         traces: dict[str, Trace] = {}
         for name, played in legs.items():
             if isinstance(played, EngineFailure):
-                return Legs(self.level, case, timeline, truth, None, None, _failure(name, played))
+                left = _so_far(name, timeline, played)
+                return Legs(self.level, case, timeline, truth, left, None, _failure(name, played))
             unlike = _unlike(timeline, played)
             if unlike is not None:
                 failure = Failure("not_played", f"{name}: play", unlike)
@@ -174,6 +177,13 @@ def _unlike(timeline: Timeline, played: EngineTrace) -> str | None:
                 f"the Case has {want.get(key)}"
             )
     return None
+
+
+def _so_far(leg: str, timeline: Timeline, failed: EngineFailure) -> Trace | None:
+    """What a subject left that raised in mid-play: its cursors may already be wrong."""
+    if leg != "subject" or failed.trace is None:
+        return None
+    return _trace(timeline, failed.trace)
 
 
 def _failure(leg: str, failed: EngineFailure) -> Failure:

@@ -1,4 +1,4 @@
-"""The child process: one vLLM engine, many Cases. Reads (case, prompts, forced), answers with an EngineTrace."""
+"""The child process: one vLLM engine, many Cases. Reads Play messages, answers with an EngineTrace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -32,8 +32,22 @@ _PARENT_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
+class Born:
+    """A forked child's first word: its process id."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class CannotFork:
+    """The nursery's word in place of a child's: why it must not fork, in one line."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class Opened:
-    """The child's first word: the engine is up, with blocks of ``block_size`` tokens."""
+    """The engine is up, with blocks of ``block_size`` tokens."""
 
     block_size: int
 
@@ -47,10 +61,11 @@ class Refused:
 
 @dataclass(frozen=True)
 class Raised:
-    """The child's last word before it exits: what was raised, in one line."""
+    """The child's last word before it exits: what was raised, in one line, and the Case under way as far as it came."""
 
     stage: Literal["start", "play"]
     message: str
+    trace: EngineTrace | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,7 @@ class Engine:
         if not (config.checkpoint / "config.json").is_file():
             # vLLM would look for a model of that name on a hub
             raise FileNotFoundError(f"checkpoint: there is no config.json in {config.checkpoint}")
-        cpu_platform.prepare()
-        cpu_platform.inspect_in_process(ARCHITECTURE)
+        import_engine()
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.config = config
@@ -94,6 +108,7 @@ class Engine:
             )
         # False while a Case is under way, and after one that raised
         self.clean = False
+        self.log = RowLog(self.vocab_size)
 
     def play(self, case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens]) -> EngineTrace:
         """Play the steps of ``case``: ``prompts`` and ``forced`` hold token ids of each request, forced ones sampled.
@@ -107,7 +122,7 @@ class Engine:
             self._clean()
         self.clean = False
         self._spread_poison(case)
-        log = RowLog(self.vocab_size)
+        self.log = log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
         with log.observing(self.config):
@@ -116,6 +131,10 @@ class Engine:
         after = _counters(self.config)
         self._clean()
         return log.trace({name: after[name] - before[name] for name in after}, self.block_size)
+
+    def so_far(self) -> EngineTrace:
+        """The trace of a Case that raised: its rows up to and with the step that did, no counts."""
+        return self.log.trace({}, self.block_size)
 
     def _spread_poison(self, case: Case) -> None:
         """Fill every block, the NULL block too, with what nothing may read; with NaN each freed block anew."""
@@ -162,6 +181,10 @@ class Engine:
         except DirectionError as error:
             # the engine's request ids are random
             raise DirectionError(index, str(numbers[error.request]), error.wanted, error.got) from None
+        except Exception:
+            # what the rows of this step were told is most wanted now
+            log.add_step(index, self.director.rows, numbers)
+            raise
         log.add_step(index, self.director.rows, numbers)
         for output in outputs:
             log.add_output(index, int(output.request_id), output.outputs[0])
@@ -183,41 +206,78 @@ def serve(connection: Connection, config: EngineConfig, fault: str | None) -> No
     """Open an engine with ``fault`` planted and answer Play messages until the other side closes."""
     from .faults import plant
 
-    stage: Literal["start", "play"] = "start"
+    engine: Engine | None = None
     try:
         # a fault may sit in a module that imports vLLM
         cpu_platform.prepare()
         with plant(fault, "engine"):
             engine = Engine(config)
             connection.send(Opened(engine.block_size))
-            stage = "play"
             while (message := _receive(connection)) is not None:
                 connection.send(_answer(engine, message))
     except Exception as error:
         # the traceback goes to the log; it also keeps the engine alive, so the process ends here
         traceback.print_exc()
         sys.stderr.flush()
-        connection.send(Raised(stage, _one_line(error)))
+        if engine is None:
+            connection.send(Raised("start", one_line(error)))
+        else:
+            connection.send(Raised("play", one_line(error), engine.so_far()))
 
 
 def main() -> None:
-    """Entry point of the child: ``argv[1]`` is the file descriptor of its connection, ``argv[2]`` its parent's pid."""
+    """Entry point of a spawned child: ``argv[1]`` is its connection's file descriptor, ``argv[2]`` its parent's pid."""
     connection = Connection(int(sys.argv[1]))
     # Ctrl-C ends the child at once: there is nothing to clean up
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _die_with(int(sys.argv[2]))
-    config, fault = connection.recv()
-    serve(connection, config, fault)
+    ParentWatch(int(sys.argv[2]))
+    serve_first(connection)
     sys.stdout.flush()
     # no engine teardown: it can take seconds, and the process owns nothing that outlives it
     os._exit(0)
+
+
+def serve_first(connection: Connection) -> None:
+    """Read which engine to open, then serve it."""
+    config, fault = connection.recv()
+    serve(connection, config, fault)
+
+
+@cache
+def import_engine() -> None:
+    """Prepare this process and import vLLM with all that an engine's start would import; makes no thread."""
+    cpu_platform.prepare()
+    cpu_platform.inspect_in_process(ARCHITECTURE)
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    directed_scheduler_class()
+
+
+class ParentWatch:
+    """A thread that ends this process soon after its parent has gone."""
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="parent-watch")
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.stopped.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.stopped.wait(_PARENT_POLL_S):
+            if os.getppid() != self.parent:
+                os._exit(1)
 
 
 def _answer(engine: Engine, message: Play) -> EngineTrace | Refused:
     try:
         return engine.play(message.case, message.prompts, message.forced)
     except (TokensError, DirectionError) as error:
-        return Refused(_one_line(error))
+        return Refused(one_line(error))
 
 
 def _receive(connection: Connection) -> Play | None:
@@ -230,16 +290,8 @@ def _receive(connection: Connection) -> Play | None:
     return message
 
 
-def _die_with(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
-
-
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Type and text of an exception."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
