@@ -22,8 +22,10 @@ MAGNITUDE = 64.0
 # residue in float64, -inf gives NaN); write inputs b: sigmoid is exactly 0 or 1 in float32. All exact in 16 bits.
 KEEP, CLEAR = -200.0, 1000.0
 WRITE, SKIP = 200.0, -200.0
-# keys in turn: more of them than a short ring holds, fewer than a long one, so that tokens meet older ones in both
+# keys in turn: enough of them that a wrong value lives for some tokens before it is overwritten. Now and then a token
+# takes the key before its own: two rows of a short ring then meet, or a ring left out of the delta rule goes unseen
 NUM_KEYS = 6
+REPEAT = 0.2
 # by value head, in turn. Without any clear a wrong decay changes nothing; without any skip each error is overwritten
 CLEAR_PROBABILITY = (0.0, 0.3, 0.02, 0.5)
 SKIP_PROBABILITY = (0.0, 0.2, 0.0, 0.1)
@@ -44,7 +46,7 @@ def exact_inputs(case: Case) -> LayerInputs:
     rngs = {name: [_rng(case, request, kind) for request in requests] for kind, name in enumerate("qkvab")}
     parts = {
         "q": [_queries(rngs["q"][r], lengths[r], geometry) for r in requests],
-        "k": [_keys(lengths[r], geometry) for r in requests],
+        "k": [_keys(rngs["k"][r], lengths[r], geometry) for r in requests],
         "v": [_values(rngs["v"][r], r, lengths[r], geometry, largest_value(case)) for r in requests],
         "a": [_gates(rngs["a"][r], lengths[r], geometry, CLEAR_PROBABILITY, CLEAR, KEEP) for r in requests],
         "b": [_gates(rngs["b"][r], lengths[r], geometry, SKIP_PROBABILITY, SKIP, WRITE) for r in requests],
@@ -85,9 +87,10 @@ def _rng(case: Case, request: int, kind: int) -> np.random.Generator:
     return np.random.default_rng([case.inputs.seed, request, 3, kind])
 
 
-def _keys(length: int, geometry: Geometry) -> np.ndarray:
-    """[T, H, K] one-hot, keys in turn; each head starts at another one."""
+def _keys(rng: np.random.Generator, length: int, geometry: Geometry) -> np.ndarray:
+    """[T, H, K] one-hot, keys in turn with repeats; each head starts at another one."""
     turn = np.arange(length)[:, None] + np.arange(geometry.num_k_heads)
+    turn = turn + num_keys(geometry) - (rng.random(turn.shape) < REPEAT)
     one_hot: np.ndarray = np.eye(geometry.head_k_dim)[turn % num_keys(geometry)]
     return MAGNITUDE * one_hot
 

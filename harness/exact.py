@@ -9,8 +9,9 @@ from torch import Tensor
 from ..cases.case import Case
 from ..cases.inputs import TORCH_DTYPES, layer_inputs
 from .contract import Legs
-from .explain import Explainer, Seen
+from .explain import Explainer
 from .finding import Finding, FirstBad, place
+from .reading import Seen
 from .three_leg import Measured
 from .trace import RowIndex, Trace
 from .whole import shows, slack

@@ -1,40 +1,41 @@
 """Why a row of the exact regime is wrong, in one sentence: whose value came out, whose should have, the likely reason.
 
-Method: a wrong row is held against guesses (what_if.py), each of which says what every value head would have given if
+Method: a wrong row is held against guesses (guesses.py), each of which says what every value head would have given if
 one certain thing had been read instead. A guess that gives the whole row wins; else the one that gives most of the
 wrong heads; else single values and sums of two are tried on a head. What nothing explains is said so, with numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from ..cases.case import Case
 from ..cases.inputs import layer_inputs, poisons
 from ..cases.timeline import Timeline
-from ..oracles.memory import ALL_KEYS, IntArray, memory_truth
+from ..oracles.memory import IntArray, memory_truth
 from .finding import FirstBad
+from .guesses import DECAY, FLUSH, FORMER, HEAD, MISSING, SLOT, STALE, Guess, blamed, guesses, wrong_heads
 from .pages import Token, pages_before
+from .reading import Reading, Seen
 from .trace import Cursors
-from .what_if import FLUSH, FORMER, MISSING, SLOT, Guess, Heads, Scene, guesses
-from .whole import shows, slack
+from .what_if import Heads, Scene
 
 POISON, ZERO = "poison", "zero"
 # tokens whose values and changes are tried two by two
-MOST_PAIRED = 192
+MOST_PAIRED = 128
 
 
 @dataclass(frozen=True)
 class Explanation:
     """``sentence`` for a person; ``reason`` (None where nothing fits); the head it is about; tokens read and expected.
 
-    ``read``: tokens whose value or ring row came out too much, or was left out where the reason is a missing one.
+    ``read``: tokens whose value or ring row came out, or was left out where the reason is a missing one.
     ``expected``: the token whose value the head asked for, None where it asked for nothing or for the sum of all.
     """
 
@@ -43,18 +44,6 @@ class Explanation:
     head: int
     read: tuple[Token, ...]
     expected: Token | None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a row gave: ``outputs`` [HV, V] of its query, or ``state`` [HV, V, K] after its flush; heads that are wrong.
-
-    One of the two is None. Dtypes are those of the run.
-    """
-
-    outputs: Tensor | None
-    state: Tensor | None
-    bad: tuple[int, ...]
 
 
 class Explainer:
@@ -66,22 +55,16 @@ class Explainer:
 
     def explain(self, step: int, row: int, seen: Seen) -> Explanation:
         """The sentence for one row, ``row`` in the order of the Case."""
-        scene = self._scene(step, row)
-        return _Row(self.heads, scene, seen, slack(self.case.geometry.head_k_dim), poisons(self.case)).explain(step, row)
+        found = _Row(self.heads, self._scene(step, row), seen, poisons(self.case)).explain()
+        entry = self.timeline.steps[step].rows[row]
+        where = FirstBad(step, row, found.head, entry.request, entry.position)
+        return Explanation(f"{where} {found.sentence}", found.reason, found.head, found.read, found.expected)
 
     def _scene(self, step: int, row: int) -> Scene:
         entry = self.timeline.steps[step].rows[row]
-        known: dict[int, int] = {}
-        live: set[int] = set()
-        for past in self.timeline.steps[: step + 1]:
-            live -= {*past.preempt, *past.abort}
-            for one in past.rows:
-                known[one.request] = max(known.get(one.request, 0), one.position + 1)
-                live.add(one.request)
-            if past is not self.timeline.steps[step]:
-                live -= set(past.finished)
         labels = self.cursors.rows.labels()
         pending = int(self.cursors.write_pos[labels.index((step, row))]) if (step, row) in labels else 0
+        known, live = _computed(self.timeline, step)
         return Scene(
             last=Token(entry.request, entry.position),
             start=entry.num_computed,
@@ -89,153 +72,140 @@ class Explainer:
             slot=entry.slot,
             pages=pages_before(self.timeline, self.cursors, step),
             known=known,
-            live=frozenset(live),
+            live=live,
             buffer_len=self.case.replay.buffer_len,
         )
+
+
+def _computed(timeline: Timeline, step: int) -> tuple[dict[int, int], frozenset[int]]:
+    """Tokens computed by request when ``step`` ends, and the requests that hold a slot in it."""
+    known: dict[int, int] = {}
+    live: set[int] = set()
+    for index, entry in enumerate(timeline.steps[: step + 1]):
+        live -= {*entry.preempt, *entry.abort}
+        for row in entry.rows:
+            known[row.request] = max(known.get(row.request, 0), row.position + 1)
+            live.add(row.request)
+        if index < step:
+            live -= set(entry.finished)
+    return known, frozenset(live)
+
+
+class _Term(NamedTuple):
+    """A number that may have come on top of the right one: a token's value or change, more (1) or less (-1)."""
+
+    token: Token
+    sign: int
 
 
 class _Row:
     """One row under the lamp."""
 
-    def __init__(self, heads: Heads, scene: Scene, seen: Seen, slack: float, poison: str) -> None:
-        self.heads, self.scene, self.seen, self.slack, self.poison = heads, scene, seen, slack, poison
-        ops, last = heads.ops, scene.last
-        self.right = heads.after(last)
-        self.asked = ops.asked[last] if seen.state is None else self._first_wrong_keys()
-        self.total = heads.read(self.right, self.asked)
-        self.divisor = heads.truth.divisor[last] if seen.state is None else np.ones(len(heads.heads))
+    def __init__(self, heads: Heads, scene: Scene, seen: Seen, poison: str) -> None:
+        self.heads, self.scene, self.bad, self.poison = heads, scene, seen.bad, poison
+        self.reading = Reading(heads, scene, seen)
 
-    def explain(self, step: int, row: int) -> Explanation:
-        for find in (self._poison, self._all_zero, self._guessed, self._value, self._sum_of_two, self._nothing):
-            found = find()
-            if found is not None:
-                where = FirstBad(step, row, found.head, *self.scene.last)
-                return Explanation(f"{where} {found.sentence}", found.reason, found.head, found.read, found.expected)
-        raise AssertionError("unreachable: the last one always finds")
-
-    # what was read
-
-    def _stored(self, head: int) -> Tensor:
-        """[V] as stored: the head's output, or the column of its first wrong key."""
-        if self.seen.state is None:
-            assert self.seen.outputs is not None
-            return self.seen.outputs[head]
-        return self.seen.state[head, :, int(self.asked[head])]
-
-    def _gives(self, head: int, totals: IntArray) -> npt.NDArray[np.bool_]:
-        """[...] of integers [..., V]: would this have been stored as what was read?"""
-        divisor = float(self.divisor[head])
-        allowed = self.slack / divisor if self.seen.state is None else 0.0
-        return shows(self._stored(head), torch.from_numpy(totals / divisor), allowed).all(-1).numpy()
-
-    def _given_by(self, guess: Guess) -> list[int]:
-        """Heads whose output, or whole state, the guess gives."""
-        if self.seen.state is None:
-            return [head for head in self.heads.heads.tolist() if self._gives(head, guess.total[head])]
-        used = torch.from_numpy(guess.state).transpose(1, 2)
-        same = (self.seen.state[..., : self.heads.keys].double() == used).flatten(1).all(1)
-        return same.nonzero()[:, 0].tolist()
-
-    def _first_wrong_keys(self) -> IntArray:
-        assert self.seen.state is not None
-        used = torch.from_numpy(self.right).transpose(1, 2)
-        wrong = (self.seen.state[..., : self.heads.keys].double() != used).any(1)
-        # past the keys in use every column is zero
-        return wrong.int().argmax(1).numpy()
+    def explain(self) -> Explanation:
+        found = self._not_finite() or self._all_zero()
+        if found is None and all(self.reading.is_whole(head) for head in self.bad):
+            every = chain(guesses(self.heads, self.scene), wrong_heads(self.heads, self.scene))
+            found = self._guessed(every) or self._one_value() or self._zero() or self._sum_of_two()
+        elif found is None:
+            found = self._guessed(wrong_heads(self.heads, self.scene))
+        return found or self._nothing()
 
     # the steps of the search, each None where it finds nothing
 
-    def _poison(self) -> Explanation | None:
-        for head in self.seen.bad:
-            if not bool(torch.isfinite(self._stored(head)).all()):
+    def _not_finite(self) -> Explanation | None:
+        for head in self.bad:
+            if not bool(torch.isfinite(self.reading.stored(head)).all()):
                 return self._told(head, "NaN or infinity", POISON, POISON + self._ring(), ())
         return None
 
     def _all_zero(self) -> Explanation | None:
         """A whole row of zeros is an output that was never computed; a single head's may be anything."""
-        if self.seen.outputs is None or bool(self.seen.outputs.any()):
+        outputs = self.reading.seen.outputs
+        if outputs is None or bool(outputs.any()) or int(self.reading.right.any(1).sum()) < 2:
             return None
-        if int(self.total.any(1).sum()) < 2:
-            return None
-        return self._told(self._best(self.seen.bad), "zero in every head", ZERO, ZERO, ())
+        return self._told(self._order(self.bad)[0], "zero in every head", ZERO, ZERO, ())
 
-    def _guessed(self) -> Explanation | None:
-        best: tuple[int, Guess, list[int]] | None = None
-        for guess in guesses(self.heads, self.scene):
-            given = self._given_by(guess)
-            bad = [head for head in self.seen.bad if head in given]
-            if bad and (best is None or len(bad) > best[0]):
-                best = len(bad), guess, bad
-            if bad and len(given) == len(self.heads.heads):
-                best = len(bad), guess, bad
-                break
-        if best is None:
-            return None
-        _, guess, bad = best
-        head = self._best(bad)
+    def _guessed(self, every: Iterable[Guess]) -> Explanation | None:
+        most: tuple[int, Guess, list[int]] | None = None
+        for guess in every:
+            given = self.reading.given_by(guess)
+            bad = [head for head in self.bad if head in given]
+            if bad and len(given) == len(self.heads.all):
+                return self._by_guess(guess, bad)
+            if bad and (most is None or len(bad) > most[0]):
+                most = len(bad), guess, bad
+        return None if most is None else self._by_guess(*most[1:])
+
+    def _by_guess(self, guess: Guess, bad: list[int]) -> Explanation:
+        head = self._order(bad)[0]
         return self._told(head, self._came_out(head, guess), guess.reason, self._cause(head, guess), guess.tokens)
 
-    def _value(self) -> Explanation | None:
-        """A single value: of any token in any head."""
-        for head in self._order(self.seen.bad):
+    def _one_value(self) -> Explanation | None:
+        """The value of any token in any head."""
+        for head in self._order(self.bad):
             found = self._find_value(head)
             if found is not None:
                 token, other = found
-                reason = self._reason(head, token, other)
-                named = f"the value of {token}" + ("" if other == head else f" in head {other}")
-                return self._told(head, named, reason, reason, (token,))
-        return self._zero()
+                reason = HEAD if other != head else self._instead(head, token)
+                cause = reason or "no single misread explains it"
+                return self._told(head, _value(token, other, head), reason, cause, (token,))
+        return None
 
     def _zero(self) -> Explanation | None:
-        for head in self._order(self.seen.bad):
-            if not bool(self._stored(head).any()):
+        for head in self._order(self.bad):
+            if not bool(self.reading.stored(head).any()):
                 return self._told(head, "zero", ZERO, ZERO, ())
         return None
 
     def _sum_of_two(self) -> Explanation | None:
         """What was expected, and the value or change of one token or of two, more or less."""
-        for head in self._order(self.seen.bad):
-            terms, owners = self._terms(head)
-            singles = self._gives(head, self.total[head] + terms)
+        for head in self._order(self.bad):
+            terms, numbers = self._terms(head)
+            right = self.reading.right[head]
+            singles = self.reading.gives(head, right + numbers)
             if singles.any():
-                return self._more_or_less(head, [owners[int(singles.argmax())]])
-            pairs = self._gives(head, self.total[head] + terms[:, None] + terms)
+                return self._by_terms(head, [terms[int(singles.argmax())]])
+            pairs = self.reading.gives(head, right + numbers[:, None] + numbers)
             if pairs.any():
-                first, second = np.unravel_index(int(pairs.argmax()), pairs.shape)
-                return self._more_or_less(head, [owners[int(first)], owners[int(second)]])
+                places = np.unravel_index(int(pairs.argmax()), pairs.shape)
+                return self._by_terms(head, [terms[int(place)] for place in places])
         return None
 
     def _nothing(self) -> Explanation:
-        head = self._best(self.seen.bad)
-        stored, divisor = self._stored(head).double().numpy(), float(self.divisor[head])
-        lane = int(np.argmax(~self._lanes(head, self.total[head])))
-        got, want = stored[lane] * divisor, int(self.total[head, lane])
-        numbers = f"{got:g} in lane {lane} where {want} is right"
-        whole = bool(self._lanes(head, np.rint(stored * divisor).astype(np.int64)).all())
-        if whole:
+        head = next((head for head in self._order(self.bad) if not self.reading.is_whole(head)), self.bad[0])
+        got, right = self.reading.numbers(head), self.reading.right[head]
+        lane = int(np.abs(got - right).argmax())
+        numbers = f"{got[lane]:.9g} in lane {lane} where {right[lane]} is right"
+        if self.reading.is_whole(head):
             return self._told(head, numbers, None, "no token, ring row or state explains it", ())
-        if self.poison == "stale":
-            return self._told(head, numbers, POISON, f"{POISON}, numbers that no token wrote{self._ring()}", ())
-        return self._told(head, numbers, None, "no whole number: wrong arithmetic", ())
+        fractions = got * self.reading.num_keys
+        if bool((fractions == np.rint(fractions)).all()):
+            return self._told(head, numbers, None, "parts of whole numbers: wrong scale or wrong key", ())
+        if self.poison == "nan":
+            return self._told(head, numbers, None, "no whole number: wrong arithmetic", ())
+        cause = f"{POISON}, numbers that no token wrote, or wrong arithmetic{self._ring()}"
+        return self._told(head, numbers, POISON, cause, ())
 
     # words
 
-    def _told(
-        self, head: int, got: str, reason: str | None, cause: str, tokens: tuple[Token, ...]
-    ) -> Explanation:
-        verb = "read" if self.seen.state is None else f"left under key {int(self.asked[head])} of its state"
-        expected = self._expected(head)
-        return Explanation(f"{verb} {got}, expected {self._wanted(head)}: {cause}", reason, head, tokens, expected)
+    def _told(self, head: int, got: str, reason: str | None, cause: str, tokens: tuple[Token, ...]) -> Explanation:
+        key = int(self.reading.asked[head])
+        verb = "read" if self.reading.is_output else f"left under key {key} of its state"
+        sentence = f"{verb} {got}, expected {self._wanted(head)}: {cause}"
+        return Explanation(sentence, reason, head, tokens, self._expected(head))
 
     def _expected(self, head: int) -> Token | None:
-        if self.asked[head] == ALL_KEYS:
+        if not self.reading.names_a_key(head):
             return None
-        holders = self.heads.truth.holders(*self.scene.last, head)
-        position = holders.get(int(self.asked[head]))
+        position = self.heads.truth.holders(*self.scene.last, head).get(int(self.reading.asked[head]))
         return None if position is None else Token(self.scene.last.request, position)
 
     def _wanted(self, head: int) -> str:
-        if self.asked[head] == ALL_KEYS:
+        if not self.reading.names_a_key(head):
             held = sorted(self.heads.truth.holders(*self.scene.last, head).values())
             return f"the sum of {_named([Token(self.scene.last.request, position) for position in held])}"
         expected = self._expected(head)
@@ -243,97 +213,119 @@ class _Row:
 
     def _came_out(self, head: int, guess: Guess) -> str:
         """What a guess that fits means for one head: the token that came out, or what there was too much or little."""
-        if self.asked[head] != ALL_KEYS:
+        if self.reading.names_a_key(head):
             found = self._find_value(head, first=guess.tokens)
             if found is not None:
-                token, other = found
-                return f"the value of {token}" + ("" if other == head else f" in head {other}")
-            if not bool(self._stored(head).any()):
+                return _value(*found, head)
+            if not bool(self.reading.stored(head).any()):
                 return "zero"
-        if guess.reason in (MISSING, FLUSH):
-            return f"the sum without {_named(guess.tokens)}"
-        if guess.what == "ring row":
-            return f"the ring row of {_named(guess.tokens)} on top"
-        if guess.what == "state":
-            return f"a state that ends with {_named(guess.tokens)}" if guess.tokens else "an empty state"
-        return "what another head should"
+        named = _named(guess.tokens)
+        return {
+            "token": f"the sum without {named}",
+            "state": f"the state that {named} left",
+            "change": f"its own token with a change worked out without {named}",
+            "head": "what another head should",
+            "decay": f"a sum with wrong decays of {named}",
+        }.get(guess.what, f"the sum without {named}" if guess.reason == MISSING else f"{named} on top")
 
     def _cause(self, head: int, guess: Guess) -> str:
         if guess.reason == FORMER:
             return f"former tenant's {guess.what}"
         if guess.reason == SLOT:
             return f"{SLOT}, another request's {guess.what}"
-        lost = guess.reason in (MISSING, FLUSH) and self.asked[head] != ALL_KEYS
-        if lost and self._expected(head) not in guess.tokens:
-            return f"{guess.reason} of {_named(guess.tokens)}"
+        if guess.reason == FLUSH:
+            return FLUSH + self._elsewhere(guess.tokens[0]) + self._unnamed(head, guess)
+        if guess.reason == STALE and guess.what == "state":
+            return f"{STALE}, an earlier state of its own"
+        if guess.reason in (MISSING, DECAY):
+            return guess.reason + self._unnamed(head, guess)
         return guess.reason
 
-    def _more_or_less(self, head: int, tokens: list[Token]) -> Explanation:
-        reason = self._reason(head, tokens[0], head)
-        return self._told(head, f"{_named(tokens)} too much or too little", reason, reason, tuple(tokens))
+    def _unnamed(self, head: int, guess: Guess) -> str:
+        """The tokens to blame, where the sentence has not named them yet."""
+        named = not self.reading.names_a_key(head) or self._expected(head) in guess.tokens
+        return "" if named else f" of {_named(guess.tokens)}"
+
+    def _elsewhere(self, lost: Token) -> str:
+        """Another slot with the very state that lacks ``lost`` and what follows: it may have been read instead."""
+        older = Token(lost.request, lost.position - 1)
+        slots = [s for s, page in self.scene.pages.items() if s != self.scene.slot and page.checkpoint == older]
+        return f" (or its older state in slot {slots[0]})" if slots else ""
+
+    def _by_terms(self, head: int, terms: list[_Term]) -> Explanation:
+        words = [f"{term.token} {'added' if term.sign > 0 else 'left out'}" for term in terms]
+        first = terms[0]
+        reason = blamed(self.scene, first.token) if first.sign > 0 else self._left_out(first.token)
+        tokens = tuple(term.token for term in terms)
+        cause = reason or "no single misread explains it"
+        return self._told(head, f"what it should with {' and '.join(words)}", reason, cause, tokens)
 
     def _ring(self) -> str:
-        scene = self.scene
-        if not scene.pending:
-            return " (its ring should be empty)"
-        return f" (its ring should hold {_named(scene.own(scene.checkpointed, scene.start))})"
+        rows = self.scene.rows()
+        return f" (its ring should {f'hold {_named(rows)}' if rows else 'be empty'})"
 
     # tokens
 
-    def _reason(self, head: int, token: Token, other: int) -> str:
-        """Why one token's value stands where another's should: by owner, and by where the expected one should be."""
-        if other != head:
-            return "wrong head"
+    def _instead(self, head: int, token: Token) -> str | None:
+        """Why one token's value stands where another's should, by whose it is and by where the expected one lies."""
         expected = self._expected(head)
         if token.request == self.scene.last.request and expected is not None and token.position < expected.position:
             before = self.heads.truth.holders(expected.request, expected.position - 1, head)
-            if before.get(int(self.asked[head])) == token.position:
-                return MISSING if expected.position >= self.scene.checkpointed else FLUSH
-        return self.scene.owner(token)
+            if before.get(int(self.reading.asked[head])) == token.position:
+                return self._left_out(expected)
+        return blamed(self.scene, token)
+
+    def _left_out(self, token: Token) -> str | None:
+        """Why a token is not there, by where it should be; None for the row's own and for those of others."""
+        if token.request != self.scene.last.request or token.position >= self.scene.start:
+            return None
+        return MISSING if token.position >= self.scene.checkpointed else FLUSH
 
     def _find_value(self, head: int, first: Sequence[Token] = ()) -> tuple[Token, int] | None:
         """The likeliest (token, head) whose value was read, the same head before others."""
         tokens = [*first, *self.scene.candidates()]
-        for other in (head, *(h for h in self.heads.heads.tolist() if h != head)):
-            values = np.stack([self.heads.ops.value[token][other] for token in tokens])
-            same = self._gives(head, values)
+        values = np.stack([self.heads.ops.value[token] for token in tokens])
+        for other in (head, *(other for other in self.heads.all.tolist() if other != head)):
+            same = self.reading.gives(head, values[:, other])
             if same.any():
                 return tokens[int(same.argmax())], other
         return None
 
-    def _terms(self, head: int) -> tuple[IntArray, list[Token]]:
-        """[M, V] numbers that may have come on top, and whose they are: values and changes, more and less."""
+    def _terms(self, head: int) -> tuple[list[_Term], IntArray]:
+        """Terms and their numbers [M, V]: changes first, as ring rows hold them, then values."""
         tokens = self.scene.candidates()[:MOST_PAIRED]
-        values = [sign * self.heads.ops.value[token][head] for token in tokens for sign in (1, -1)]
-        changes = [sign * self.heads.change(token)[head] for token in tokens for sign in (1, -1)]
-        twice = [token for token in tokens for _ in range(2)]
-        return np.stack([*changes, *values]), [*twice, *twice]
-
-    def _lanes(self, head: int, totals: IntArray) -> npt.NDArray[np.bool_]:
-        divisor = float(self.divisor[head])
-        allowed = self.slack / divisor if self.seen.state is None else 0.0
-        return shows(self._stored(head), torch.from_numpy(totals / divisor), allowed).numpy()
+        terms = [_Term(token, sign) for token in tokens for sign in (1, -1)]
+        changes = [term.sign * self.heads.change(term.token)[head] for term in terms]
+        values = [term.sign * self.heads.ops.value[term.token][head] for term in terms]
+        return terms * 2, np.stack([*changes, *values])
 
     def _order(self, heads: Sequence[int]) -> list[int]:
         """Heads that ask for one key first: they name the token."""
-        return sorted(heads, key=lambda head: (self.asked[head] == ALL_KEYS, head))
+        return sorted(heads, key=lambda head: (not self.reading.names_a_key(head), head))
 
-    def _best(self, heads: Sequence[int]) -> int:
-        return self._order(heads)[0]
+
+def _value(token: Token, of_head: int, head: int) -> str:
+    return f"the value of {token}" + ("" if of_head == head else f" in head {of_head}")
 
 
 def _named(tokens: Sequence[Token]) -> str:
-    """Tokens in words, stretches of positions joined: "tokens 6 to 8 of request 0, token 2 of request 1"."""
-    if not tokens:
-        return "nothing"
-    parts: list[tuple[int, int, int]] = []
-    for request, position in tokens:
-        if parts and parts[-1][0] == request and parts[-1][2] + 1 == position:
-            parts[-1] = request, parts[-1][1], position
-        else:
-            parts.append((request, position, position))
+    """Tokens in words: "tokens 2, 6 to 8 and 11 of request 0, token 2 of request 1"."""
     words = []
-    for request, first, last in parts:
-        span = f"token {first}" if first == last else f"tokens {first} to {last}"
-        words.append(f"{span} of request {request}")
-    return ", ".join(words)
+    for request, group in groupby(tokens, key=lambda token: token.request):
+        spans = list(_spans([token.position for token in group]))
+        told = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+        many = "s" if len(spans) > 1 or spans[0][0] != spans[0][1] else ""
+        listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+        words.append(f"token{many} {listed} of request {request}")
+    return ", ".join(words) or "nothing"
+
+
+def _spans(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Stretches of neighbours, first and last of each."""
+    first = last = positions[0]
+    for position in positions[1:]:
+        if position != last + 1:
+            yield first, last
+            first = position
+        last = position
+    yield first, last

@@ -19,6 +19,7 @@ from ..cases.inputs import LayerInputs
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 # asked for by a query of all ones
 ALL_KEYS = -1
@@ -66,10 +67,9 @@ class MemoryTruth:
     holder: IntArray
 
     @property
-    def divisor(self) -> npt.NDArray[np.float64]:
-        """[R, T, HV]: an output is ``total`` over this. sqrt(K) for the query scale, once more for a query of ones."""
-        root = float(np.sqrt(self.ops.num_keys))
-        return np.where(self.ops.asked == ALL_KEYS, float(self.ops.num_keys), root)
+    def divisor(self) -> FloatArray:
+        """[R, T, HV]: an output is ``total`` over this."""
+        return query_divisor(self.ops.asked, self.ops.num_keys)
 
     @property
     def outputs(self) -> Tensor:
@@ -97,6 +97,11 @@ class MemoryTruth:
         positions = np.arange(self.ops.value.shape[1])
         lives: BoolArray = positions < self.ops.length[:, None]
         return lives
+
+
+def query_divisor(asked: IntArray, num_keys: int) -> FloatArray:
+    """[...] of asked [...]: sqrt(K), the query scale; K for a query of ones, whose lanes are 1 / sqrt(K) themselves."""
+    return np.where(asked == ALL_KEYS, float(num_keys), float(np.sqrt(num_keys)))
 
 
 def memory_truth(inputs: LayerInputs) -> MemoryTruth:
@@ -140,25 +145,25 @@ def read_ops(inputs: LayerInputs) -> MemoryOps:
     return MemoryOps(length, k.argmax(-1)[..., spread], asked[..., spread], a > 0, b > 0, v.astype(np.int64), num_keys)
 
 
-def _lengths(k: npt.NDArray[np.float64]) -> IntArray:
+def _lengths(k: FloatArray) -> IntArray:
     """[R]: a request ends where its keys are zero from there on."""
     used = np.abs(k).sum((2, 3)) != 0
     return np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0).astype(np.int64)
 
 
-def _is_one_hot(x: npt.NDArray[np.float64]) -> BoolArray:
+def _is_one_hot(x: FloatArray) -> BoolArray:
     """[...] of x [..., K]: one lane set, all others zero; its size is lost in the L2 norm without a trace."""
     one_hot: BoolArray = ((x != 0).sum(-1) == 1) & _norms_exactly(x.max(-1))
     return one_hot
 
 
-def _is_level(x: npt.NDArray[np.float64]) -> BoolArray:
+def _is_level(x: FloatArray) -> BoolArray:
     """[...] of x [..., K]: every lane the same."""
     level: BoolArray = (x == x[..., :1]).all(-1) & _norms_exactly(x.max(-1))
     return level
 
 
-def _norms_exactly(size: npt.NDArray[np.float64]) -> BoolArray:
+def _norms_exactly(size: FloatArray) -> BoolArray:
     """A power of two from 64 on: its square swallows the norm's epsilon of 1e-6 in float32, its root is exact."""
     mantissa, _ = np.frexp(size)
     exact: BoolArray = (mantissa == 0.5) & (size >= 64.0)
