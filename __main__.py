@@ -20,7 +20,7 @@ from replay_parity.harness.fault_dir import FaultDir
 from replay_parity.harness.fault_run import CAUGHT, SURVIVED, Hunt, hunt_all, hunts
 from replay_parity.harness.faults import FaultError, fault
 from replay_parity.harness.judge_case import judge_case
-from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
+from replay_parity.harness.paths import TARGETS, LevelUnavailable, close_path, open_path
 from replay_parity.harness.plan import LEVELS, PROFILES, Planned, plan
 from replay_parity.harness.progress import Progress, say_hunts, say_verdict
 from replay_parity.harness.run_dir import RunDir, RunDirError, read_settings
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     """Run a campaign and write its directory and page."""
     _resumed_settings(arguments)
-    levels = _levels(arguments.level, arguments.fault)
+    levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
     jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
@@ -62,6 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed,
         "examples": arguments.examples,
         "fault": arguments.fault,
+        "target": arguments.target,
         "command": _command_line(arguments),
         "not_planned": [vars(entry) for entry in left_out],
         "interrupted": True,
@@ -74,6 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 jobs,
                 run_dir,
                 fault=arguments.fault,
+                target=arguments.target,
                 workers=arguments.workers,
                 executor=arguments.executor,
                 progress=progress.add,
@@ -177,6 +179,17 @@ def _size(jobs: Sequence[Planned | Chunk]) -> int:
     return sum(job.size if isinstance(job, Chunk) else 1 for job in jobs)
 
 
+def _with_target(asked: list[str] | None, target: str | None) -> list[str] | None:
+    """The levels asked for, those of the target where none was. Raises CampaignError where one lacks the target."""
+    if target is None:
+        return asked
+    having = [level for level in LEVELS if target in TARGETS[level]]
+    wrong = [level for level in asked or () if level not in having]
+    if wrong:
+        raise CampaignError(f"--target {target}: is none of level {wrong[0]}; it has {', '.join(TARGETS[wrong[0]])}")
+    return asked or having
+
+
 def _resumed_settings(arguments: argparse.Namespace) -> None:
     """A resumed run keeps the interrupted run's plan, whatever else stands on the command line."""
     if arguments.resume is None:
@@ -184,7 +197,7 @@ def _resumed_settings(arguments: argparse.Namespace) -> None:
     settings = read_settings(arguments.resume)
     arguments.level, arguments.fault = settings["levels"], settings["fault"]
     arguments.profile, arguments.seed = settings["profile"], settings["seed"]
-    arguments.examples = settings["examples"]
+    arguments.examples, arguments.target = settings["examples"], settings["target"]
 
 
 def _command_line(arguments: argparse.Namespace) -> str:
@@ -193,6 +206,7 @@ def _command_line(arguments: argparse.Namespace) -> str:
         words += ["--level", level]
     words += ["--profile", arguments.profile, "--seed", str(arguments.seed)]
     words += [] if arguments.examples is None else ["--examples", str(arguments.examples)]
+    words += ["--target", arguments.target] if arguments.target else []
     words += ["--fault", arguments.fault] if arguments.fault else []
     return shlex.join(words)
 
@@ -241,6 +255,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
     run.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
     run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")
+    names = sorted({name for targets in TARGETS.values() for name in targets})
+    run.add_argument("--target", choices=names, help="what is judged (default: the first of `torch`, `plugin`)")
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
     run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")

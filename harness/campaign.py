@@ -16,6 +16,8 @@ from .record import Record
 from .run_dir import RunDir
 
 Job = Planned | Chunk
+# fault and target
+Subject = tuple[str | None, str | None]
 
 # below this many jobs a worker's start costs more than it saves
 WORTH_WORKERS = 8
@@ -30,6 +32,7 @@ def run_campaign(
     run_dir: RunDir,
     *,
     fault: str | None,
+    target: str | None,
     workers: int,
     executor: str,
     progress: Callable[[Judged], None],
@@ -40,7 +43,7 @@ def run_campaign(
     for level, group in groupby(jobs, key=lambda job: job.level):
         left = [job for job in group if not is_done(job, records)]
         try:
-            for judged in _results(level, left, fault, workers, executor):
+            for judged in _results(level, left, (fault, target), workers, executor):
                 run_dir.add(judged.record, judged.seconds, judged.case)
                 progress(judged)
         except LevelUnavailable as error:
@@ -63,23 +66,23 @@ def judge_job(path: Path, job: Job) -> list[Judged]:
     return [judge_case(path, job.case)]
 
 
-def judge_apart(level: str, job: Job, fault: str | None) -> list[Judged]:
+def judge_apart(level: str, job: Job, subject: Subject) -> list[Judged]:
     """One job in a worker process; one thread, so that numbers do not depend on the number of workers."""
     torch.set_num_threads(1)
-    return judge_job(open_path(level, fault), job)
+    return judge_job(open_path(level, *subject), job)
 
 
-def _results(level: str, jobs: list[Job], fault: str | None, workers: int, executor: str) -> Iterator[Judged]:
+def _results(level: str, jobs: list[Job], subject: Subject, workers: int, executor: str) -> Iterator[Judged]:
     if not jobs:
         return
     chunks = sum(isinstance(job, Chunk) for job in jobs)
     if level == "engine" or workers == 1 or chunks < WORTH_WORKERS:
-        yield from _in_process(open_path(level, fault), jobs)
+        yield from _in_process(open_path(level, *subject), jobs)
         return
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=workers, backend=_backend(executor), return_as="generator")
-    for results in pool(delayed(judge_apart)(level, job, fault) for job in jobs):
+    for results in pool(delayed(judge_apart)(level, job, subject) for job in jobs):
         yield from results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .finding import Finding, FirstBad, place
-from .trace import Trace
+from .trace import Cursors, Trace
 
 
 def row_findings(truth: Trace, leg: Trace) -> list[Finding]:
@@ -29,29 +29,27 @@ def event_findings(leg: Trace) -> list[Finding]:
     ]
 
 
-def cursor_findings(truth: Trace, leg: Trace, *, whole: bool = True) -> list[Finding]:
+def cursor_findings(truth: Cursors | None, told: Cursors | None, *, whole: bool = True) -> list[Finding]:
     """Rows whose write_pos or is_flush is not the ledger's. A level that shows no cursors has none.
 
     ``whole``: the leg ran to its end, so a row that is missing is wrong too.
     """
-    if truth.cursors is None or leg.cursors is None:
+    if truth is None or told is None:
         return []
     right = {
         key: (int(write_pos), bool(is_flush))
-        for key, write_pos, is_flush in zip(
-            truth.cursors.rows.labels(), truth.cursors.write_pos, truth.cursors.is_flush, strict=True
-        )
+        for key, write_pos, is_flush in zip(truth.rows.labels(), truth.write_pos, truth.is_flush, strict=True)
     }
     findings = []
-    for entry, key in enumerate(leg.cursors.rows.labels()):
-        got = (int(leg.cursors.write_pos[entry]), bool(leg.cursors.is_flush[entry]))
+    for entry, key in enumerate(told.rows.labels()):
+        got = (int(told.write_pos[entry]), bool(told.is_flush[entry]))
         want = right.pop(key, None)
         if got != want:
-            where = place(leg.cursors.rows, entry, None)
+            where = place(told.rows, entry, None)
             findings.append((key, Finding("cursor", f"{where}: {_told(got)}, right is {_told(want)}", where)))
     for key in right if whole else ():
-        entry = truth.cursors.rows.labels().index(key)
-        where = place(truth.cursors.rows, entry, None)
+        entry = truth.rows.labels().index(key)
+        where = place(truth.rows, entry, None)
         findings.append((key, Finding("cursor", f"{where}: ran as prefill, right is {_told(right[key])}", where)))
     return [finding for _, finding in sorted(findings, key=lambda item: item[0])]
 

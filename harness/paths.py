@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from .contract import Path
+from .cpu_platform import why_no_engine
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
 
-TARGETS = {"kernel": ("torch",), "schedule": ("torch",), "engine": ("plugin",)}
+# the first of each level is what runs unless another one is asked for
+TARGETS = {"kernel": ("torch",), "schedule": ("torch", "builder"), "engine": ("plugin",)}
 
 
 class LevelUnavailable(RuntimeError):
     """A level that this machine cannot run; the message says what is missing and how to install it."""
 
 
-def open_path(level: str, fault: str | None) -> Path:
-    """The Path of a level. Raises LevelUnavailable where the machine lacks what it needs."""
+def open_path(level: str, fault: str | None, target: str | None = None) -> Path:
+    """The Path of a level and a target, its first one if None.
+
+    Raises LevelUnavailable where the machine lacks what it needs.
+    """
     if level == "kernel":
         return KernelPath(fault)
-    if level == "schedule":
+    if level == "schedule" and target != "builder":
         return SchedulePath(fault)
-    from .cpu_platform import why_no_engine
-
     missing = why_no_engine()
     if missing is not None:
         raise LevelUnavailable(missing)
+    if level == "schedule":
+        from .builder_path import BuilderPath
+
+        return BuilderPath(fault)
     from .engine_path import EnginePath
 
     return EnginePath(fault)

@@ -16,7 +16,7 @@ RUN_FILES = ("records.jsonl", "timings.jsonl", "summary.json", "report.html")
 # what the ids of generated cases begin with
 GENERATED = "generated-"
 # what a resumed run takes over from the interrupted one
-SETTINGS = ("levels", "profile", "seed", "examples", "fault")
+SETTINGS = ("levels", "profile", "seed", "examples", "target", "fault")
 
 
 class RunDirError(ValueError):

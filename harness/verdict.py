@@ -45,7 +45,7 @@ def judge(legs: Legs) -> Verdict:
     if not findings:
         measured, numeric = exact_findings(legs) if judged_exactly(legs) else numeric_findings(legs)
         findings = event_findings(legs.subject) + numeric + topk_findings(legs)
-    cursors = cursor_findings(legs.truth, legs.subject)
+    cursors = cursor_findings(legs.truth.cursors, legs.subject.cursors)
     if not findings and not cursors:
         return Verdict(PASS, distances=measured.distances, limits=measured.limits)
     worst = (findings or cursors)[0]
@@ -58,7 +58,7 @@ def _ended_early(legs: Legs, failure: Failure) -> Verdict:
     """What a leg showed before it broke off: a wrong cursor or event is a failure, the rest was not judged."""
     findings: list[Finding] = []
     if legs.truth is not None and legs.subject is not None:
-        findings = event_findings(legs.subject) + cursor_findings(legs.truth, legs.subject, whole=False)
+        findings = event_findings(legs.subject) + cursor_findings(legs.truth.cursors, legs.subject.cursors, whole=False)
     if not findings:
         return Verdict(UNKNOWN, failure.symptom, failure.stage, failure.message)
     message = f"{findings[0].message}; then {failure.message}"
