@@ -10,29 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from replay_parity.cases.case import CaseError, load_case
+from replay_parity.cases.refusal import Refusal
 from replay_parity.cases.scenarios import engine_scenarios, scenarios
 from replay_parity.cases.timeline import play
-from replay_parity.harness.bench_schedule import bench_schedule
-from replay_parity.harness.campaign import CampaignError, run_campaign
-from replay_parity.harness.doctor import examine
-from replay_parity.harness.explore import Chunk
-from replay_parity.harness.fault_dir import FaultDir
-from replay_parity.harness.fault_run import CAUGHT, SURVIVED, Hunt, hunt_all, hunts
 from replay_parity.harness.faults import FaultError, fault
-from replay_parity.harness.judge_case import judge_case
-from replay_parity.harness.paths import TARGETS, LevelUnavailable, close_path, open_path
-from replay_parity.harness.plan import LEVELS, PROFILES, Planned, plan
-from replay_parity.harness.progress import Progress, say_hunts, say_verdict
-from replay_parity.harness.run_dir import RunDir, RunDirError, read_settings
-from replay_parity.harness.summary import summarise, worst
-from replay_parity.harness.verdict import FAIL, PASS, UNKNOWN
-from replay_parity.reports.page import ReportError, write_report
+from replay_parity.harness.levels import LEVELS, PROFILES, TARGETS
+from replay_parity.harness.outcome import FAIL, PASS, UNKNOWN, worst
+
+# commands import what they run, so that a refusal or a listing does not wait for torch
 
 EXIT = {PASS: 0, FAIL: 1, UNKNOWN: 3}
 BAD_INPUT = 2
-BENCHES = {"schedule": bench_schedule}
+BENCHES = ("schedule",)
 DEFAULT_DIR = Path("parity-report")
-_REFUSALS = (CaseError, CampaignError, FaultError, RunDirError, ReportError)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -41,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         return command(arguments)
-    except _REFUSALS as error:
+    except Refusal as error:
         print(f"replay-parity: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
@@ -54,6 +44,12 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run a campaign and write its directory and page."""
     _resumed_settings(arguments)
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
+    from replay_parity.harness.campaign import run_campaign
+    from replay_parity.harness.plan import plan, size
+    from replay_parity.harness.progress import Progress, say_verdict
+    from replay_parity.harness.run_dir import RunDir
+    from replay_parity.harness.summary import summarise
+
     jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
@@ -69,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "missing_levels": [],
     }
     run_dir.write_summary(summarise(run_dir.records(), settings))
-    with Progress(_size(jobs), len(run_dir.records())) as progress:
+    with Progress(size(jobs), len(run_dir.records())) as progress:
         try:
             settings["missing_levels"] = run_campaign(
                 jobs,
@@ -87,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"replay-parity: {line}", file=sys.stderr)
     summary = summarise(run_dir.records(), settings)
     run_dir.write_summary(summary)
-    page = write_report(run_dir.path)
+    page = _page(run_dir.path, None)
     say_verdict(summary, run_dir.records(), page)
     return EXIT[summary["verdict"]]
 
@@ -97,6 +93,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     case = load_case(arguments.case)
     play(case)
     levels = _levels(arguments.level, arguments.fault)
+    from replay_parity.harness.judge_case import judge_case
+    from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
+
     outcomes = []
     for level in levels:
         try:
@@ -116,6 +115,10 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _faults(arguments: argparse.Namespace) -> int:
     """Plant every fault and say which were caught."""
+    from replay_parity.harness.fault_dir import FaultDir
+    from replay_parity.harness.fault_run import CAUGHT, SURVIVED, Hunt, hunt_all, hunts
+    from replay_parity.harness.progress import Progress, say_hunts
+
     pairs = hunts([level for level in LEVELS if level in (arguments.level or LEVELS)])
     out = FaultDir(arguments.out)
     found: list[Hunt] = []
@@ -144,19 +147,32 @@ def _cases(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     """Write the page again from saved records."""
-    print(write_report(arguments.dir, against=arguments.against))
+    print(_page(arguments.dir, arguments.against))
     return 0
+
+
+def _page(run_dir: Path, against: Path | None) -> Path:
+    from replay_parity.reports.page import ReportError, write_report
+
+    try:
+        return write_report(run_dir, against=against)
+    except ReportError as error:
+        raise Refusal(str(error)) from None
 
 
 def _bench(arguments: argparse.Namespace) -> int:
     """Print the figures of a benchmark."""
-    for figure in BENCHES[arguments.what](arguments.seed):
+    from replay_parity.harness.bench_schedule import bench_schedule
+
+    for figure in {"schedule": bench_schedule}[arguments.what](arguments.seed):
         print(f"{figure.name:32} {figure.value:12.3g} {figure.unit}")
     return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     """Say what this machine can run."""
+    from replay_parity.harness.doctor import examine
+
     del arguments
     findings = examine()
     for finding in findings:
@@ -175,18 +191,14 @@ def _levels(asked: list[str] | None, fault_name: str | None) -> list[str]:
     return [level for level in LEVELS if level in (asked or forms)]
 
 
-def _size(jobs: Sequence[Planned | Chunk]) -> int:
-    return sum(job.size if isinstance(job, Chunk) else 1 for job in jobs)
-
-
 def _with_target(asked: list[str] | None, target: str | None) -> list[str] | None:
-    """The levels asked for, those of the target where none was. Raises CampaignError where one lacks the target."""
+    """The levels asked for, those of the target where none was. Raises Refusal where one lacks the target."""
     if target is None:
         return asked
     having = [level for level in LEVELS if target in TARGETS[level]]
     wrong = [level for level in asked or () if level not in having]
     if wrong:
-        raise CampaignError(f"--target {target}: is none of level {wrong[0]}; it has {', '.join(TARGETS[wrong[0]])}")
+        raise Refusal(f"--target {target}: is none of level {wrong[0]}; it has {', '.join(TARGETS[wrong[0]])}")
     return asked or having
 
 
@@ -194,6 +206,8 @@ def _resumed_settings(arguments: argparse.Namespace) -> None:
     """A resumed run keeps the interrupted run's plan, whatever else stands on the command line."""
     if arguments.resume is None:
         return
+    from replay_parity.harness.run_dir import read_settings
+
     settings = read_settings(arguments.resume)
     arguments.level, arguments.fault = settings["levels"], settings["fault"]
     arguments.profile, arguments.seed = settings["profile"], settings["seed"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .geometry import Geometry
+from .refusal import Refusal
 
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
@@ -16,7 +17,7 @@ CACHE_MODES = ("none", "align")
 REGIMES = ("exact", "model_like", "adversarial")
 
 
-class CaseError(ValueError):
+class CaseError(Refusal):
     """A Case that cannot be accepted; the message names the field by its path and says what would be right."""
 
 

@@ -7,6 +7,7 @@ from itertools import groupby
 
 import torch
 
+from ..cases.refusal import Refusal
 from .contract import Path
 from .explore import Chunk, explore
 from .judge_case import Judged, judge_case
@@ -23,7 +24,7 @@ Subject = tuple[str | None, str | None]
 WORTH_WORKERS = 8
 
 
-class CampaignError(ValueError):
+class CampaignError(Refusal):
     """Settings that a campaign cannot run with; the message names the option and the fix."""
 
 

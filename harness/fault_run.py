@@ -14,10 +14,10 @@ from .campaign import Job, judge_job
 from .explore import Chunk, chunks
 from .fault_catalogue import FAULTS
 from .judge_case import Judged
+from .outcome import FAIL
 from .paths import LevelUnavailable, close_path, open_path
 from .plan import named_cases
 from .playable import cannot_play
-from .verdict import FAIL
 
 CAUGHT, SURVIVED, NOT_RUN = "caught", "survived", "not_run"
 

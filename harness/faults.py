@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 
+from ..cases.refusal import Refusal
 from .fault_catalogue import FAULTS, Edit, Fault
 
 
-class FaultError(ValueError):
+class FaultError(Refusal):
     """A fault that does not exist, has no form at the level asked for, or no longer fits the source it changes."""
 
 

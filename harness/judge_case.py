@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from ..cases.case import Case
 from .contract import Legs, Path
+from .outcome import UNKNOWN
 from .playable import cannot_play
 from .record import Record, make_record
-from .verdict import UNKNOWN, Verdict, judge
+from .verdict import Verdict, judge
 
 
 @dataclass(frozen=True)

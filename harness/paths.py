@@ -7,9 +7,6 @@ from .cpu_platform import why_no_engine
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
 
-# the first of each level is what runs unless another one is asked for
-TARGETS = {"kernel": ("torch",), "schedule": ("torch", "builder"), "engine": ("plugin",)}
-
 
 class LevelUnavailable(RuntimeError):
     """A level that this machine cannot run; the message says what is missing and how to install it."""

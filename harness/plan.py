@@ -9,16 +9,8 @@ from ..cases.case import Case
 from ..cases.corpus import corpus, for_engine
 from ..cases.scenarios import engine_scenarios, scenarios
 from .explore import Chunk, chunks
+from .levels import EXAMPLES
 from .playable import cannot_play
-
-LEVELS = ("kernel", "schedule", "engine")
-# generated cases by profile and level
-EXAMPLES = {
-    "smoke": {"kernel": 50, "schedule": 100, "engine": 0},
-    "ci": {"kernel": 500, "schedule": 2000, "engine": 50},
-    "nightly": {"kernel": 5000, "schedule": 20000, "engine": 500},
-}
-PROFILES = tuple(EXAMPLES)
 
 
 @dataclass(frozen=True)
@@ -71,3 +63,8 @@ def plan(
                 left_out.append(LeftOut(planned.case.id, level, reason))
         jobs += chunks(level, seed, EXAMPLES[profile][level] if examples is None else examples)
     return jobs, left_out
+
+
+def size(jobs: Sequence[Planned | Chunk]) -> int:
+    """Cases in a plan."""
+    return sum(job.size if isinstance(job, Chunk) else 1 for job in jobs)

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from .fault_run import CAUGHT, SURVIVED, Hunt
 from .judge_case import Judged
+from .outcome import FAIL, OUTCOMES, PASS, UNKNOWN
 from .record import Record
-from .summary import OUTCOMES
-from .verdict import FAIL, PASS, UNKNOWN
 
 _COLOUR = {PASS: "green", FAIL: "red", UNKNOWN: "yellow"}
 _SHOWN_FAILURES = 5

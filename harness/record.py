@@ -10,8 +10,9 @@ from ..cases.case import Case
 from ..cases.situations import situations
 from ..cases.timeline import Timeline, play
 from .contract import Legs
+from .outcome import PASS
 from .trace import Cursors
-from .verdict import PASS, Verdict
+from .verdict import Verdict
 
 Record = dict[str, Any]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cases.case import Case
+from ..cases.refusal import Refusal
+from .outcome import FAIL
 from .record import Record, dumps, failure_name
-from .verdict import FAIL
 
 RUN_FILES = ("records.jsonl", "timings.jsonl", "summary.json", "report.html")
 # what the ids of generated cases begin with
@@ -19,7 +20,7 @@ GENERATED = "generated-"
 SETTINGS = ("levels", "profile", "seed", "examples", "target", "fault")
 
 
-class RunDirError(ValueError):
+class RunDirError(Refusal):
     """A directory that cannot be used as asked; the message says what to do."""
 
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
 from ..cases.situations import names
 from .environment import device_name, git_state, versions
+from .outcome import OUTCOMES, UNKNOWN, worst
 from .record import Record
-from .verdict import FAIL, PASS, UNKNOWN
 
-OUTCOMES = (PASS, FAIL, UNKNOWN)
 PROOF = ("replay_steps", "flushes", "resumes", "one_token_tails")
-
-
-def worst(outcomes: Iterable[str]) -> str:
-    """fail over unknown over pass; nothing at all is unknown."""
-    seen = set(outcomes)
-    if FAIL in seen:
-        return FAIL
-    return PASS if seen == {PASS} else UNKNOWN
 
 
 def summarise(records: list[Record], settings: dict[str, Any]) -> dict[str, Any]:

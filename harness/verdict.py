@@ -8,11 +8,10 @@ from .contract import Legs
 from .exact import exact_findings, judged_exactly
 from .finding import Finding, FirstBad
 from .invariants import cursor_findings, event_findings, row_findings
+from .outcome import FAIL, PASS, UNKNOWN
 from .three_leg import Measured, numeric_findings
 from .topk import topk_findings
 from .trace import Failure
-
-PASS, FAIL, UNKNOWN = "pass", "fail", "unknown"
 
 
 @dataclass(frozen=True)

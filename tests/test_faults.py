@@ -11,8 +11,8 @@ from replay_parity.harness.fault_catalogue import FAULTS, Edit
 from replay_parity.harness.faults import FaultError, edited, fault, plant
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.kernel_path import KernelPath
+from replay_parity.harness.outcome import FAIL, PASS
 from replay_parity.harness.paths import open_path
-from replay_parity.harness.verdict import FAIL, PASS
 
 LAYER = [(name, level) for name, entry in FAULTS.items() for level in entry.levels if level != "engine"]
 

@@ -12,9 +12,10 @@ import torch
 from replay_parity.cases.scenarios import scenarios
 from replay_parity.harness.contract import Legs
 from replay_parity.harness.kernel_path import KernelPath
+from replay_parity.harness.outcome import FAIL, PASS, UNKNOWN
 from replay_parity.harness.schedule_path import SchedulePath
 from replay_parity.harness.trace import Event, Failure, RowIndex, Trace
-from replay_parity.harness.verdict import FAIL, PASS, UNKNOWN, judge
+from replay_parity.harness.verdict import judge
 
 CASE = scenarios()["two-flushes"].case
 

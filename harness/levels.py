@@ -1,0 +1,14 @@
+"""Names: levels, their targets, profiles and how many generated cases each runs."""
+
+from __future__ import annotations
+
+LEVELS = ("kernel", "schedule", "engine")
+# the first of each level is what runs unless another one is asked for
+TARGETS = {"kernel": ("torch",), "schedule": ("torch", "builder"), "engine": ("plugin",)}
+# generated cases by profile and level
+EXAMPLES = {
+    "smoke": {"kernel": 50, "schedule": 100, "engine": 0},
+    "ci": {"kernel": 500, "schedule": 2000, "engine": 50},
+    "nightly": {"kernel": 5000, "schedule": 20000, "engine": 500},
+}
+PROFILES = tuple(EXAMPLES)
