@@ -170,8 +170,11 @@ def _long_cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
     template = replace(template, requests=template.requests[:2])
     plan = draw(plans(template.replay.buffer_len))
     long_turn = Turn(steps=draw(st.integers(*LONG_RUN)))
-    place = draw(st.integers(0, len(plan)))
-    return write_steps(template, (*plan[:place], long_turn, *plan[place:]), _most_steps(template) + long_turn.steps)
+    place = draw(st.integers(0, 2))
+    # whoever ends before the long run could be the last
+    before = tuple(replace(turn, event="none") if turn.event in ("finish", "abort") else turn for turn in plan[:place])
+    most_steps = sum(turn.steps for turn in before) + long_turn.steps + MOST_STEPS
+    return write_steps(template, (*before, long_turn, *plan[place:]), most_steps)
 
 
 @st.composite
@@ -225,9 +228,9 @@ def _sharing(draw: DrawFn, request: Request, earlier: list[Request], block: int)
 class FreshDraws(HypothesisProvider):
     """Every choice is uniform and every Case is drawn anew; a failure is shrunk as ever.
 
-    Hypothesis itself draws one Case in six and makes the others from it, by copying parts of it: of 300 Cases about 190
-    were distinct, and they showed 95 % of the pairs of situations where 300 fresh ones showed 99 %. It also mixes in
-    constants from the modules that happen to be loaded: the same seed would not give the same Cases everywhere.
+    Hypothesis itself draws one Case in six and makes the others from it, by copying parts of it into each other. Of 300
+    such Cases 177 to 200 were distinct and showed 93 to 98 % of the pairs of situations (seeds 0 to 9); of 300 fresh
+    ones all, and 98.9 to 100 %. What is lost is ``hypothesis.target``, which works on Hypothesis' own draws only.
     """
 
     def draw_integer(

@@ -23,9 +23,9 @@ from replay_parity.cases.script import CUTS, EVENTS, JOINS, Turn, write_steps
 from replay_parity.cases.situations import NEEDS_LONGER_RING, excluded, legal_pairs, names, situations
 from replay_parity.cases.timeline import Timeline, play
 
-DRAWS = 300
-# share of legal pairs among 300 cases, over seeds 0 to 9: at least 0.985
-PAIR_SHARE = 0.97
+DRAWS = {"schedule": 300, "engine": 100}
+# share of legal pairs among 300 cases: at least 0.988 over seeds 0 to 9
+PAIR_SHARE = 0.98
 PHASES = (Phase.generate, Phase.shrink)
 
 
@@ -53,7 +53,7 @@ def draw(source: SearchStrategy[Case], count: int, number: int, backend: str = s
 
 @cache
 def sample(level: str) -> list[Case]:
-    return draw(strategies.cases(level), DRAWS, 1)
+    return draw(strategies.cases(level), DRAWS[level], 1)
 
 
 @cache
@@ -69,7 +69,7 @@ def shown(level: str) -> list[frozenset[str]]:
 
 @pytest.mark.parametrize("level", ["schedule", "engine"])
 def test_every_draw_is_a_legal_case(level: str) -> None:
-    assert len(played(level)) == DRAWS
+    assert len(played(level)) == DRAWS[level]
     for case in sample(level):
         assert Case.from_json(case.to_json()) == case
 
@@ -120,7 +120,7 @@ def test_unlike_seeds_draw_unlike_cases() -> None:
 
 
 def test_fresh_draws_are_distinct() -> None:
-    assert len(set(sample("schedule"))) >= DRAWS - 3
+    assert len(set(sample("schedule"))) >= DRAWS["schedule"] - 3
 
 
 def test_every_situation_occurs() -> None:
@@ -189,11 +189,11 @@ def behind(first: Case, second: Case) -> Case:
 
 
 def test_dtypes_of_the_regimes() -> None:
-    exact = draw(strategies.cases("schedule", ("exact",)), 200, 2)
+    exact = draw(strategies.cases("schedule", ("exact",)), 120, 2)
     for name in ("ring_dtype", "state_dtype", "activation_dtype"):
         assert {getattr(case.replay, name) for case in exact} == {"float32", "float16", "bfloat16"}
     plain = [case for case in exact if case.replay.state_dtype == case.replay.ring_dtype == "float32"]
-    assert len(plain) > 90
+    assert len(plain) > 50
     rounded = draw(strategies.cases("schedule", ("model_like", "adversarial")), 50, 2)
     assert {case.inputs.regime for case in rounded} == {"model_like", "adversarial"}
     assert {(c.replay.ring_dtype, c.replay.state_dtype, c.replay.activation_dtype) for c in rounded} == {
@@ -207,7 +207,7 @@ def test_unknown_level_is_refused() -> None:
 
 
 def test_long_runs_decode_without_a_break() -> None:
-    for case in draw(strategies.long_cases(), 5, 4):
+    for case in draw(strategies.long_cases(), 40, 4):
         runs = [0] * len(case.requests)
         longest = 0
         for step in play(case).steps:
@@ -243,10 +243,8 @@ SMALLEST: dict[str, tuple[set[str], int, int, int]] = {
     "resume mid-ring": ({"preempt_mid_ring", "resume"}, 1, 3, 1),
     "wrong base would show": ({"resume_off_phase"}, 1, 3, 1),
     "resume into another slot": ({"resume_other_slot"}, 2, 3, 2),
-    "abort while waiting": ({"abort_preempted"}, 2, 3, 2),
     "decoded block, then a hit": ({"hit_on_decoded_block"}, 1, 3, 1),
     "prefix hit": ({"prefix_hit"}, 2, 2, 5),
-    "tail beside a decode": ({"tail_beside_decode"}, 2, 3, 3),
 }
 
 
