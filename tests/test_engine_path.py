@@ -13,21 +13,21 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from replay_parity.cases.case import Cache, Case, Inputs, Replay, Request, Step
 from replay_parity.cases.geometry import ENGINE
+from replay_parity.cases.inputs import token_ids
 from replay_parity.cases.scenarios import engine_scenarios
+from replay_parity.harness.checkpoint import VOCAB_SIZE
 from replay_parity.harness.engine_path import EnginePath
-from replay_parity.harness.engine_process import EngineFailure, EngineProcess
-from replay_parity.harness.engine_trace import EngineTrace
-from replay_parity.harness.faults import FAULTS
+from replay_parity.harness.engine_trace import EngineConfig, EngineTrace
+from replay_parity.harness.fault_catalogue import FAULTS
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.record import Record
 
-# engines of one module share a worker under pytest-xdist: they cost more than the tests
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine-path")]
+# one worker under pytest-xdist --dist loadgroup: an engine costs more than all its tests
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
 
 # float32 engine against float64 oracle; a lost state costs tenths at least
 LOG_PROB_LIMIT = 1e-4
@@ -110,7 +110,7 @@ def test_a_planted_fault_fails(clean: EnginePath, passes: dict[str, Record], fau
 
 
 def test_a_killed_subject_is_unknown_and_the_next_case_works(clean: EnginePath) -> None:
-    case = CASES["one-token-tail"]
+    case = CASES["plain-flush"]
     assert judge_case(clean, case).record["verdict"] == "pass"
     subject = clean.subject
     assert subject is not None and subject.pid is not None
@@ -134,39 +134,58 @@ def test_a_timeline_that_vllm_does_not_play_is_unknown(clean: EnginePath) -> Non
     assert record["reason"].startswith("DirectionError: step 0, request 0: wanted 600 tokens, got 512")
 
 
-class _Misread:
-    """An engine that plays rightly and whose trace is then changed: what a faulty read-back would hand over."""
+class _Recorded:
+    """An engine that hands over a trace played before."""
 
-    def __init__(self, engine: EngineProcess, column: str, change: int) -> None:
-        self.engine, self.config = engine, engine.config
-        self.column, self.change = column, change
+    def __init__(self, config: EngineConfig, trace: EngineTrace) -> None:
+        self.config, self.trace = config, trace
 
-    def play(self, *arguments: Any) -> EngineTrace | EngineFailure:
-        played = self.engine.play(*arguments)
+    def play(self, *_: object) -> EngineTrace:
+        return self.trace
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def recorded(clean: EnginePath) -> dict[str, tuple[EngineConfig, EngineTrace]]:
+    """What both engines leave of the one-token tail."""
+    case = CASES["one-token-tail"]
+    assert judge_case(clean, case).record["verdict"] == "pass"
+    tokens = token_ids(case, VOCAB_SIZE)
+    length = case.requests[0].prompt_len
+    traces = {}
+    for name, engine in (("subject", clean.subject), ("baseline", clean.baseline)):
+        assert engine is not None
+        played = engine.play(case, [tokens[0][:length]], [tokens[0][length:]])
         assert isinstance(played, EngineTrace)
-        changed = getattr(played.rows, self.column).copy()
-        changed[-1] += self.change
-        return replace(played, rows=replace(played.rows, **{self.column: changed}))
+        traces[name] = engine.config, played
+    return traces
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
+    ("column", "change", "words"),
     [
-        ("num_computed", "the engine ran (tokens, computed, prefill_len) (1, 14, 9), the Case has (1, 13, 9)"),
-        ("num_tokens", "the engine ran (tokens, computed, prefill_len) (2, 13, 9), the Case has (1, 13, 9)"),
-        ("prefill_len", "the engine ran (tokens, computed, prefill_len) (1, 13, 10), the Case has (1, 13, 9)"),
-        ("step", "the engine ran (tokens, computed, prefill_len) None, the Case has (1, 13, 9)"),
+        ("num_computed", 1, "the engine ran (tokens, computed, prefill_len) (1, 14, 9), the Case has (1, 13, 9)"),
+        ("num_tokens", 1, "the engine ran (tokens, computed, prefill_len) (2, 13, 9), the Case has (1, 13, 9)"),
+        ("prefill_len", 1, "the engine ran (tokens, computed, prefill_len) (1, 13, 10), the Case has (1, 13, 9)"),
+        ("step", 1, "the engine ran (tokens, computed, prefill_len) None, the Case has (1, 13, 9)"),
+        ("step", 0, None),
     ],
 )
-def test_rows_that_are_not_the_cases_are_rejected(clean: EnginePath, column: str, words: str) -> None:
-    case = CASES["one-token-tail"]
-    assert judge_case(clean, case).record["verdict"] == "pass"
-    subject = clean.subject
-    assert subject is not None
-    clean.subject = _Misread(subject, column, 1)  # type: ignore[assignment]
-    try:
-        record = judge_case(clean, case).record
-    finally:
-        clean.subject = subject
+def test_rows_that_are_not_the_cases_are_rejected(
+    recorded: dict[str, tuple[EngineConfig, EngineTrace]], column: str, change: int, words: str | None
+) -> None:
+    path = EnginePath()
+    config, trace = recorded["subject"]
+    changed = getattr(trace.rows, column).copy()
+    changed[-1] += change
+    misread = replace(trace, rows=replace(trace.rows, **{column: changed}))
+    path.subject = _Recorded(config, misread)  # type: ignore[assignment]
+    path.baseline = _Recorded(*recorded["baseline"])  # type: ignore[assignment]
+    record = judge_case(path, CASES["one-token-tail"]).record
+    if words is None:
+        assert record["verdict"] == "pass"
+        return
     assert (record["verdict"], record["symptom"], record["stage"]) == ("unknown", "not_played", "subject: play")
     assert record["reason"] == f"step 6: request 0: {words}"

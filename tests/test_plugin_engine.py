@@ -1,10 +1,11 @@
 """How this tests, in plain words: the real vLLM engine decodes by replay and must agree with transformers.
 
-Each test starts this file as a child process: it makes a tiny seeded float32 checkpoint, runs engines on it (Model
-Runner V2, on a CPU with Triton interpreted) and prints one JSON line. Chunks of 8 tokens split a 9-token prompt into
-8 + 1, so its tail runs as a leftover decode row, and a Scheduler subclass preempts a request in mid-ring. Compared are
-log-probabilities of the whole vocabulary at every generated position, teacher-forced by the engine's own tokens. The
-same engine is then run with two faults planted, whose errors must be large: the check is able to fail.
+This file is also a program that imports vLLM once and forks for each scenario: it runs engines on a tiny seeded
+float32 checkpoint (Model Runner V2, on a CPU with Triton interpreted) and writes what it saw as JSON, for the tests.
+Chunks of 8 tokens split a 9-token prompt into 8 + 1, so its tail runs as a leftover decode row, and a Scheduler
+subclass preempts a request in mid-ring. Log-probabilities of the whole vocabulary are compared at every generated
+position, each forced to follow the tokens the engine itself took. Engines are then run with faults planted, whose
+errors must be large: the check is able to fail.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.engine
+# one worker under pytest-xdist --dist loadgroup, apart from the engines of other files
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine-plugin")]
 
 TIMEOUT_S = 300
 # observed at most 1.3e-5 over 10 engines (L 1, 4, 16; chunks, preemption, align); planted faults give 2.9 and 4.8
@@ -33,23 +37,21 @@ LOG_PROB_ATOL = 1e-4
 PLANTED_AT_LEAST = 0.1
 
 
-@functools.cache
-def child(scenario: str) -> dict[str, Any]:
-    """Run one scenario of this file in a fresh process; its last line of output is the result."""
-    env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, __file__, scenario], capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False
-    )
-    assert done.returncode == 0, (
-        f"{scenario} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    )
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each scenario wrote, by its name."""
+    folder = tmp_path_factory.mktemp("seen")
+    # one thread: the program forks
+    env = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, __file__, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False)
+    assert done.returncode == 0, f"ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
 
 
-def test_replay_agrees_with_transformers_and_planted_faults_do_not() -> None:
+def test_replay_agrees_with_transformers_and_planted_faults_do_not(seen: dict[str, dict[str, Any]]) -> None:
     """L 16: leftover tail, mixed batches, a preemption and the decodes after it."""
-    result = child("replay")
+    result = seen["replay"]
     assert max(result["clean"]) < LOG_PROB_ATOL
     # 2 prompts of 9 and 17, 16 tokens each, one resume: rows as the metadata builder counted them, times 3 layers
     assert result["counters"]["replay_rows"] == 3 * result["decode_rows"] > 0
@@ -61,12 +63,12 @@ def test_replay_agrees_with_transformers_and_planted_faults_do_not() -> None:
     assert max(result["leftover_append"]) > PLANTED_AT_LEAST
 
 
-def test_baseline_leg_align_and_stock_in_one_process() -> None:
+def test_baseline_leg_align_and_stock_in_one_process(seen: dict[str, dict[str, Any]]) -> None:
     """Engines after one another: L 1, L 4 with prefix caching across a block boundary, and no key at all.
 
     With align a third fault is planted: no flush where the block ends.
     """
-    result = child("several")
+    result = seen["several"]
     assert max(result["baseline"]) < LOG_PROB_ATOL
     assert result["baseline_counters"]["flush_rows"] == result["baseline_counters"]["replay_rows"] > 0
     assert max(result["align"]) < LOG_PROB_ATOL
@@ -81,16 +83,16 @@ def test_baseline_leg_align_and_stock_in_one_process() -> None:
     assert stock["layer_calls"] == 0 and stock["num_tokens"] == 4
 
 
-def test_engine_refuses_at_start_and_without_a_base() -> None:
+def test_engine_refuses_at_start_and_without_a_base(seen: dict[str, dict[str, Any]]) -> None:
     """The guard's line reaches the caller; a builder that gets no decode base never guesses."""
-    result = child("several")["refused"]
+    result = seen["several"]["refused"]
     assert result["speculation"] == ["ReplayConfigError", "speculative_config"]
     assert result["unknown_key"] == ["ReplayConfigError", "additional_config.gdn_replay.buffer_length"]
     assert result["v1"] == ["ReplayConfigError", "VLLM_USE_V2_MODEL_RUNNER"]
     assert result["no_base"] == ["ReplayMetadataError", "no decode base reached the GDN replay builder for this step"]
 
 
-# --- the child process --------------------------------------------------------------------------------------------
+# --- the program --------------------------------------------------------------------------------------------------
 
 Tokens = list[int]
 
@@ -329,10 +331,52 @@ def attempt(path: str, settings: dict[str, Any], **changes: Any) -> list[str]:
     return ["nothing was raised", ""]
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {"replay": replay, "several": several}
+def replay_as_vllm_registers() -> dict[str, Any]:
+    """The plugin's class as vLLM itself takes it: looked at in a fresh process of its own."""
+    return replay()
 
-if __name__ == "__main__":
+
+def several_in_process() -> dict[str, Any]:
+    """The class looked at here, as the harness does it: no further import of vLLM."""
+    from replay_parity.harness import cpu_platform
+
+    cpu_platform.inspect_in_process("Qwen3_5ForCausalLM")
+    return several()
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {"replay": replay_as_vllm_registers, "several": several_in_process}
+
+
+def run_forked(scenario: Callable[[], dict[str, Any]], file: Path) -> int:
+    """Exit status of a scenario in a process of its own."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = 1
+    try:
+        file.write_text(json.dumps(scenario()), encoding="utf-8")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main(folder: Path) -> int:
+    """Run every scenario; the number of those that failed."""
     from replay_parity.harness import cpu_platform
 
     cpu_platform.prepare()
-    print(json.dumps(SCENARIOS[sys.argv[1]]()), flush=True)
+    import transformers.models.qwen3_5  # noqa: F401
+    import vllm.v1.engine.llm_engine  # noqa: F401
+
+    # an engine's start collects several times: not what was imported
+    gc.collect()
+    gc.freeze()
+    return sum(run_forked(scenario, folder / f"{name}.json") != 0 for name, scenario in SCENARIOS.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
