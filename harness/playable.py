@@ -11,6 +11,8 @@ def cannot_play(level: str, case: Case) -> str | None:
         return None
     if case.graphs is not None:
         return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
+    if case.cache.mode != "none":
+        return "cache.mode: the engine level does not play prefix caching yet; use none"
     if case.replay.activation_dtype != "float32":
         return "replay.activation_dtype: the engine is judged in float32 only"
     return None

@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
 REPORTS_MAY_READ = {"harness.record", "harness.verdict"}
 VLLM_FILES = {
     "harness/cpu_platform.py",
+    "harness/real_builder.py",
     "harness/engine_worker.py",
     "harness/directed_scheduler.py",
     "harness/graphs.py",

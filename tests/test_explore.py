@@ -1,0 +1,116 @@
+"""Generated campaigns: the same seed gives the same cases and records, a failure comes out small and replays.
+
+The planted faults of the schedule level are hunted with few examples; a fault that is not there must survive.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from replay_parity.cases.case import Case
+from replay_parity.cases.corpus import corpus, for_engine
+from replay_parity.cases.timeline import play
+from replay_parity.harness.campaign import run_campaign
+from replay_parity.harness.explore import Chunk, chunks, explore
+from replay_parity.harness.fault_catalogue import FAULTS, Edit, Fault
+from replay_parity.harness.fault_run import CAUGHT, SURVIVED, hunt
+from replay_parity.harness.judge_case import judge_case
+from replay_parity.harness.outcome import FAIL, PASS
+from replay_parity.harness.paths import open_path
+from replay_parity.harness.record import dumps
+from replay_parity.harness.run_dir import RunDir
+from replay_parity.harness.schedule_path import SchedulePath
+
+SEED = 11
+
+
+def explored(fault: str | None, chunk: Chunk) -> list[tuple[str, Case]]:
+    path = SchedulePath(fault)
+    return [(dumps(one.record), one.case) for one in explore(chunk, lambda case: judge_case(path, case))]
+
+
+def test_chunks_cut_a_campaign_and_depend_on_nothing_else() -> None:
+    cut = chunks("schedule", SEED, 120)
+    assert [chunk.size for chunk in cut] == [50, 50, 20]
+    assert len({chunk.prefix for chunk in cut}) == 3
+    small = chunks("schedule", SEED, 12)[0]
+    assert explored(None, small) == explored(None, small)
+    assert explored(None, small) != explored(None, chunks("schedule", SEED + 1, 12)[0])
+
+
+def test_a_clean_chunk_judges_what_was_asked_for() -> None:
+    found = explored(None, chunks("schedule", SEED, 15)[0])
+    assert len(found) == 15
+    assert len({case.steps for _, case in found}) > 10
+
+
+@pytest.mark.parametrize(
+    "fault", ["cursor.prompt_base", "cursor.leftover_append", "ring.write_next", "slot.keep_cursor"]
+)
+def test_a_failure_comes_out_small_and_replays(fault: str) -> None:
+    found = hunt(fault, "schedule", 100, SEED)
+    assert found.outcome == CAUGHT and found.examples <= 100 and found.case is not None
+    assert len(found.case.requests) <= 2 and len(found.case.steps) <= 8
+    assert judge_case(SchedulePath(fault), found.case).record["verdict"] == FAIL
+    assert judge_case(SchedulePath(), found.case).record["verdict"] == PASS
+
+
+def test_an_equivalent_mutant_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = Edit(
+        "kernels.cursor:decode_cursor",
+        "is_flush = write_pos == buffer_len - 1",
+        "is_flush = buffer_len - 1 == write_pos",
+    )
+    monkeypatch.setitem(FAULTS, "nothing", Fault("nothing", "no fault at all", {"schedule": (same,)}))
+    found = hunt("nothing", "schedule", 10, SEED)
+    assert (found.outcome, found.examples, found.case) == (SURVIVED, 10, None)
+
+
+def test_records_do_not_depend_on_workers(tmp_path: Path) -> None:
+    written = []
+    for workers in (1, 2):
+        run_dir = RunDir(tmp_path / str(workers))
+        jobs = [Chunk(c.level, c.regimes, c.seed, c.index, 3) for c in chunks("schedule", SEED, 450)]
+        missing = run_campaign(
+            jobs, run_dir, fault=None, target=None, workers=workers, executor="local", progress=lambda judged: None
+        )
+        assert missing == []
+        written.append(run_dir.records_file.read_bytes())
+    assert written[0] == written[1] and written[0].count(b"\n") == 27
+
+
+def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
+    jobs = [Chunk(c.level, c.regimes, c.seed, c.index, 3) for c in chunks("schedule", SEED, 150)]
+
+    def run(run_dir: RunDir) -> None:
+        run_campaign(jobs, run_dir, fault=None, target=None, workers=1, executor="local", progress=lambda judged: None)
+
+    run_dir = RunDir(tmp_path)
+    run(run_dir)
+    whole = run_dir.records_file.read_text()
+    lines = whole.splitlines(keepends=True)
+    # the second chunk had written one of its three records and half of the next
+    run_dir.records_file.write_text("".join(lines[:4]) + lines[4][:30])
+    resumed = RunDir(tmp_path, resume=True)
+    assert len(resumed.records()) == 3
+    run(resumed)
+    assert resumed.records_file.read_text() == whole
+
+
+KEPT = {case.id: case for case in corpus()}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("level", ["kernel", "schedule"])
+def test_kept_failures_pass_and_say_what_they_guard(level: str, name: str) -> None:
+    case = KEPT[name]
+    assert case.guards
+    assert judge_case(open_path(level, None), case).record["verdict"] == PASS
+    assert play(for_engine(case)).steps
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_failures_still_catch_their_fault(name: str) -> None:
+    level, _, fault = name.removeprefix("corpus-").partition("-")
+    assert judge_case(open_path(level, fault), KEPT[name]).record["verdict"] == FAIL
