@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .adversarial_inputs import adversarial_inputs
 from .case import Case
 from .exact_inputs import exact_inputs
 from .layer_tensors import TORCH_DTYPES, LayerInputs, float32, pack, sequence_lengths
@@ -73,4 +74,4 @@ def _silu(x: np.ndarray) -> np.ndarray:
     return np.asarray(x / (1.0 + np.exp(-x)))
 
 
-_REGIMES = {"exact": exact_inputs, "model_like": _model_like}
+_REGIMES = {"exact": exact_inputs, "model_like": _model_like, "adversarial": adversarial_inputs}

@@ -16,6 +16,13 @@ class Legs:
 
     ``truth`` is the oracle in float64, ``subject`` the replay path, ``baseline`` packed decode (layer levels) or
     replay with L = 1 (engine). ``failure`` is set where a leg did not end; ``subject`` is then what it left till there.
+
+    ``summands``: the sizes of what the truth's entries are sums of, None where a level does not know them.
+
+    Where the layer levels store anything in 16 bits (the exact regime apart) the baseline is float32 all through, on
+    the rounded inputs; ``rounding`` is the truth with only the roundings that storage makes unavoidable (outputs not
+    rounded); ``wide``, under 16-bit activations, is the subject once more on the same inputs in float32, because 16-bit
+    outputs hide faults.
     """
 
     level: str
@@ -25,6 +32,9 @@ class Legs:
     subject: Trace | None
     baseline: Trace | None
     failure: Failure | None = None
+    rounding: Trace | None = None
+    summands: Trace | None = None
+    wide: Trace | None = None
 
 
 class Path(Protocol):

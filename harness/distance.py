@@ -13,22 +13,28 @@ from .trace import IntArray
 
 @dataclass(frozen=True)
 class RunErrors:
-    """Error of one run (the rows of one request): RMS and maximum, and the same of the true values."""
+    """Error of one run (the rows of one request) by head, [heads] each: RMS and maximum."""
 
-    rms: float
-    largest: float
-    true_rms: float
-    true_largest: float
+    rms: Tensor
+    largest: Tensor
 
 
 def run_errors(values: Tensor, truth: Tensor, requests: IntArray) -> dict[int, RunErrors]:
-    """Errors of each request's rows. values, truth [N, ...]; requests [N]. NaN counts as an infinite error."""
-    error, size = _flat(values.double() - truth), _flat(truth)
-    error = torch.where(torch.isnan(error), torch.inf, error)
+    """Errors of each request's rows. values, truth [N, heads, ...] ([N, size]: one head); requests [N].
+
+    NaN counts as an infinite error.
+    """
+    error = values.double() - truth
+    return run_sizes(torch.where(torch.isnan(error), torch.inf, error), requests)
+
+
+def run_sizes(values: Tensor, requests: IntArray) -> dict[int, RunErrors]:
+    """RMS and maximum of the values themselves, by request and head."""
+    flat = (values.double() if values.dim() > 2 else values.double()[:, None]).flatten(2)
     runs = {}
     for request in np.unique(requests).tolist():
-        rows = torch.from_numpy(np.flatnonzero(requests == request))
-        runs[request] = RunErrors(_rms(error[rows]), _largest(error[rows]), _rms(size[rows]), _largest(size[rows]))
+        mine = flat[torch.from_numpy(np.flatnonzero(requests == request))]
+        runs[request] = RunErrors(mine.square().mean((0, 2)).sqrt(), mine.abs().amax((0, 2)))
     return runs
 
 
@@ -54,15 +60,3 @@ def ulp(values: Tensor, truth: Tensor) -> float:
     tiny = torch.finfo(values.dtype).tiny
     unit = torch.exp2(torch.floor(torch.log2(truth.abs().double().clamp_min(tiny)))) * eps
     return float(((values.double() - truth).abs() / unit).max())
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.double().reshape(len(x), -1)
-
-
-def _rms(x: Tensor) -> float:
-    return float(x.square().mean().sqrt()) if x.numel() else 0.0
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max()) if x.numel() else 0.0

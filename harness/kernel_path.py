@@ -12,6 +12,7 @@ from .contract import Legs
 from .faults import plant
 from .layer_leg import StepRows
 from .oracle_path import LayerTruth, layer_truth, ledger_cursors, oracle_trace
+from .rounding_leg import in_float32, rounding_trace, rounds, summand_trace
 from .schedule_path import BaselineRunner, flush_lookup, run_subject, told
 from .trace import Cursors
 
@@ -30,12 +31,18 @@ class KernelPath:
         timeline = play(case)
         inputs = layer_inputs(case)
         cursors = ledger_cursors(case, timeline)
-        truth = oracle_trace(timeline, layer_truth(case, inputs, torch.float64), cursors)
+        true = layer_truth(case, inputs, torch.float64)
+        truth = oracle_trace(timeline, true, cursors)
+        rounding = rounding_trace(case, timeline, inputs, cursors, prefilled=true) if rounds(case) else None
         prefilled = layer_truth(case, inputs, torch.float32)
-        baseline = _PackedOp(case, timeline, inputs, cursors, prefilled).run()
+        plain, plain_inputs = in_float32(case, inputs)
+        baseline = _PackedOp(plain, timeline, plain_inputs, cursors, prefilled).run()
         with plant(self.fault, self.level):
-            subject, failure = run_subject(_ReplayOp(case, timeline, inputs, cursors, prefilled))
-        return Legs(self.level, case, timeline, truth, subject, baseline, failure)
+            subject, wide, failure = run_subject(
+                lambda given: _ReplayOp(case, timeline, given, cursors, prefilled), case, inputs
+            )
+        summands = summand_trace(inputs, true, truth)
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
 
 
 class _PackedOp(BaselineRunner):

@@ -130,18 +130,25 @@ class LayerLeg:
         self._keep_states(step, rows, is_flush)
 
     def prefill(self, step: int, rows: StepRows) -> None:
-        """Chunks token by token through packed decode, all requests side by side; keeps each one's last output."""
+        """Chunks token by token through packed decode, all requests side by side; keeps each one's last output.
+
+        The state stays in float32 until a chunk ends, as in a chunk kernel.
+        """
         last = self._fresh_output(len(rows.slot))
+        slots = torch.from_numpy(rows.slot)
+        stored = self.memory.state[slots].float()
+        state = torch.cat([torch.zeros_like(stored[:1]), stored])
         for token in range(int(rows.num_tokens.max())):
             live = np.flatnonzero(token < rows.num_tokens)
             out = gdn_packed_decode(
                 *self.tokens(rows.request[live], rows.num_computed[live] + token, len(live)),
                 self.inputs.A_log,
                 self.inputs.dt_bias,
-                self.memory.state,
-                torch.from_numpy(rows.slot[live]),
+                state,
+                torch.from_numpy(live + 1),
             )
             last[torch.from_numpy(live)] = out
+        self.memory.state[slots] = state[1:].to(self.memory.state.dtype)
         self._keep(step, rows, last)
 
     def keep_prefill(self, step: int, rows: StepRows, outputs: Tensor) -> None:

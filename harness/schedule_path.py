@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -14,6 +16,7 @@ from .faults import plant
 from .layer_leg import LayerLeg, StepRows, step_rows
 from .layer_memory import LayerMemory
 from .oracle_path import layer_truth, ledger_cursors, oracle_trace
+from .rounding_leg import in_float32, rounding_trace, rounds, summand_trace, widened
 from .trace import Cursors, Failure, IntArray, Trace
 
 
@@ -31,15 +34,36 @@ class SchedulePath:
         timeline = play(case)
         inputs = layer_inputs(case)
         cursors = ledger_cursors(case, timeline)
-        truth = oracle_trace(timeline, layer_truth(case, inputs, torch.float64), cursors)
-        baseline = BaselineRunner(case, timeline, inputs, cursors).run()
+        true = layer_truth(case, inputs, torch.float64)
+        truth = oracle_trace(timeline, true, cursors)
+        rounding = rounding_trace(case, timeline, inputs, cursors) if rounds(case) else None
+        plain, plain_inputs = in_float32(case, inputs)
+        baseline = BaselineRunner(plain, timeline, plain_inputs, cursors).run()
         with plant(self.fault, self.level):
-            subject, failure = run_subject(ReplayRunner(case, timeline, inputs))
-        return Legs(self.level, case, timeline, truth, subject, baseline, failure)
+            subject, wide, failure = run_subject(lambda given: self.subject_runner(case, timeline, given), case, inputs)
+        summands = summand_trace(inputs, true, truth)
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
+
+    def subject_runner(self, case: Case, timeline: Timeline, inputs: LayerInputs) -> ReplayRunner:
+        """The subject of one run; another one in subclasses."""
+        return ReplayRunner(case, timeline, inputs)
 
 
-def run_subject(runner: _Runner) -> tuple[Trace, Failure | None]:
-    """The subject's trace; where it raised, what it left until then, and the failure."""
+def run_subject(
+    runner: Callable[[LayerInputs], _Runner], case: Case, inputs: LayerInputs
+) -> tuple[Trace, Trace | None, Failure | None]:
+    """The subject's trace, under 16-bit activations that of its run in float32 too, and the failure if one raised.
+
+    The trace of a run that raised is what it left until then.
+    """
+    subject, failure = _run(runner(inputs))
+    if failure is not None or not rounds(case) or case.replay.activation_dtype == "float32":
+        return subject, None, failure
+    wide, failure = _run(runner(widened(inputs)))
+    return subject, wide, failure
+
+
+def _run(runner: _Runner) -> tuple[Trace, Failure | None]:
     try:
         return runner.run(), None
     except Exception as error:

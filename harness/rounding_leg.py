@@ -1,0 +1,132 @@
+"""The leg of storage: a Case in float64 with only the roundings that its ring and state dtypes make unavoidable."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from ..cases.case import Case, Replay
+from ..cases.inputs import TORCH_DTYPES, LayerInputs
+from ..cases.timeline import Row, Timeline
+from ..oracles.recurrence import gdn_recurrence
+from ..oracles.rounding import rounded_decode, summand_sizes
+from .oracle_path import LayerTruth, timeline_rows
+from .trace import Cursors, Trace
+
+
+class RoundingError(ValueError):
+    """A Case whose right values do not fit the dtypes it asks for: no run of it can be judged."""
+
+
+def rounds(case: Case) -> bool:
+    """True where anything is stored in 16 bits and rounds for it: nothing does in the exact regime."""
+    replay = case.replay
+    kinds = {replay.ring_dtype, replay.state_dtype, replay.activation_dtype}
+    return kinds != {"float32"} and case.inputs.regime != "exact"
+
+
+def in_float32(case: Case, inputs: LayerInputs) -> tuple[Case, LayerInputs]:
+    """The Case with nothing but its inputs rounded: what its baseline runs. In the exact regime as it is."""
+    if not rounds(case):
+        return case, inputs
+    return replace(case, replay=Replay(case.replay.buffer_len)), widened(inputs)
+
+
+def widened(inputs: LayerInputs) -> LayerInputs:
+    """The same numbers in float32."""
+    return LayerInputs(*(getattr(inputs, entry.name).float() for entry in fields(inputs)))
+
+
+def rounding_trace(
+    case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, prefilled: LayerTruth | None = None
+) -> Trace:
+    """Outputs of every row, unrounded, and the states after flushes, float64.
+
+    ``prefilled``: what the kernel level starts from after each prefill chunk; None: the rows' own prefill.
+    Raises RoundingError where the ring or the state overflows.
+    """
+    leg = _Leg(case, timeline, inputs, cursors, prefilled)
+    outputs = torch.cat([leg.step(index) for index in range(len(timeline.steps))])
+    states = torch.stack(leg.kept) if leg.kept else leg.states[:0]
+    for name, values in (("output", outputs), ("state", leg.states), ("state", states)):
+        if not bool(torch.isfinite(values).all()):
+            raise RoundingError(f"inputs: the right {name} overflows the ring or state dtype; use smaller values")
+    return Trace(timeline_rows(timeline), outputs, cursors.rows.select(cursors.is_flush.nonzero()[0]), states)
+
+
+def summand_trace(inputs: LayerInputs, true: LayerTruth, truth: Trace) -> Trace:
+    """Sizes of the summands behind each entry of the oracle's trace: see oracles/rounding.py."""
+    tokens = (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)
+    outputs, states = summand_sizes(true.states, *tokens, inputs.A_log, inputs.dt_bias)
+    assert truth.state_rows is not None
+    return Trace(
+        truth.rows,
+        outputs[truth.rows.request, truth.rows.position],
+        truth.state_rows,
+        states[truth.state_rows.request, truth.state_rows.position],
+    )
+
+
+class _Leg:
+    """States by slot on their way through the timeline."""
+
+    def __init__(
+        self, case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, prefilled: LayerTruth | None
+    ) -> None:
+        self.timeline, self.inputs, self.prefilled = timeline, inputs, prefilled
+        self.ring_dtype = TORCH_DTYPES[case.replay.ring_dtype]
+        self.state_dtype = TORCH_DTYPES[case.replay.state_dtype]
+        self.is_flush = dict(zip(cursors.rows.labels(), cursors.is_flush.tolist(), strict=True))
+        geometry = case.geometry
+        shape = (timeline.num_slots, geometry.num_v_heads, geometry.head_v_dim, geometry.head_k_dim)
+        self.states = torch.zeros(shape, dtype=torch.float64)
+        self.kept: list[Tensor] = []
+
+    def step(self, index: int) -> Tensor:
+        """Outputs [R, HV, V] of one step's rows."""
+        rows = self.timeline.steps[index].rows
+        for row in rows:
+            if row.copy_from is not None:
+                self.states[row.slot] = self.states[row.copy_from]
+        decodes = [place for place, row in enumerate(rows) if row.runs_as_decode]
+        outputs = torch.empty((len(rows), *self.states.shape[1:3]), dtype=torch.float64)
+        if decodes:
+            flushes = torch.tensor([self.is_flush[index, place] for place in decodes])
+            outputs[decodes] = self._decode([rows[place] for place in decodes], flushes)
+        for place, row in enumerate(rows):
+            if not row.runs_as_decode:
+                outputs[place] = self._prefill(row)
+        return outputs
+
+    def _decode(self, rows: list[Row], is_flush: Tensor) -> Tensor:
+        inputs, slots = self.inputs, [row.slot for row in rows]
+        where = ([row.request for row in rows], [row.num_computed for row in rows])
+        token = [part[where] for part in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)]
+        gates = (inputs.A_log, inputs.dt_bias)
+        output, self.states[slots] = rounded_decode(
+            self.states[slots], *token, *gates, is_flush, self.ring_dtype, self.state_dtype
+        )
+        flushed = [slot for slot, folds in zip(slots, is_flush.tolist(), strict=True) if folds]
+        self.kept += [self.states[slot].clone() for slot in flushed]
+        return output
+
+    def _prefill(self, row: Row) -> Tensor:
+        """A chunk ends in one rounding of the state."""
+        if self.prefilled is not None:
+            where = row.request, row.position
+            output, state = self.prefilled.outputs[where], self.prefilled.states[where]
+        else:
+            output, state = self._own_prefill(row)
+        self.states[row.slot] = state.to(self.state_dtype).double()
+        return output.double()
+
+    def _own_prefill(self, row: Row) -> tuple[Tensor, Tensor]:
+        inputs, tokens = self.inputs, slice(row.num_computed, row.position + 1)
+        parts = (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)
+        chunk = [part[row.request : row.request + 1, tokens] for part in parts]
+        before = self.states[row.slot : row.slot + 1] if row.num_computed else None
+        steps = gdn_recurrence(*chunk, inputs.A_log, inputs.dt_bias, initial_state=before, dtype=torch.float64)
+        output, state = list(steps)[-1]
+        return output[0], state[0]

@@ -1,0 +1,84 @@
+"""What rounding may cost: the recurrence in float64 with those roundings that replay cannot avoid, and the summands.
+
+Replay keeps the corrected value d and the key k of a pending token in the ring's dtype and the checkpoint in the
+state's dtype. Between flushes the state it stands for is the decayed checkpoint and the decayed ring entries, so it
+follows the recurrence with the rounded d and k; a flush folds its own token unrounded and rounds the checkpoint. The
+token at hand is used unrounded everywhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .recurrence import L2_EPS
+
+# keeps the logarithm of a decay that has underflowed finite
+TINY = 1e-300
+
+
+def rounded_decode(
+    state: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    is_flush: Tensor,
+    ring_dtype: torch.dtype,
+    state_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """One token a row: (o [R, HV, V] unrounded, the state [R, HV, V, K] that replay stands for), both float64.
+
+    state [R, HV, V, K] float64 before the token; q, k [R, H, K]; v [R, HV, V]; a, b [R, HV]; is_flush [R] bool.
+    """
+    query, key, alpha, beta = _gates_and_keys(q, k, a, b, A_log, dt_bias)
+    decayed = alpha * state
+    d = beta * (v.double() - _read(decayed, key))
+    folded = decayed + _outer(d, key)
+    appended = decayed + _outer(d.to(ring_dtype).double(), key.to(ring_dtype).double())
+    kept = torch.where(is_flush[:, None, None, None], folded.to(state_dtype).double(), appended)
+    return _read(folded, query), kept
+
+
+def summand_sizes(
+    states: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What o and S of each token would be if nothing cancelled: the sums of absolute summands, (outputs, states).
+
+    states [B, T, HV, V, K] after each token; the tokens as in ``gdn_recurrence``. Rounding is in proportion to the
+    summands, not to what is left of them.
+    """
+    before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1).abs().flatten(0, 1)
+    tokens = [x.flatten(0, 1) for x in (q, k, a, b)]
+    query, key, alpha, beta = _gates_and_keys(*tokens, A_log, dt_bias)
+    # exp(g) is off by |g| units where g is off by one
+    decayed = alpha * (1.0 - torch.log(alpha.clamp_min(TINY))) * before
+    d = beta * (v.double().flatten(0, 1).abs() + _read(decayed, key.abs()))
+    after = decayed + _outer(d, key.abs())
+    return _read(after, query.abs()).unflatten(0, states.shape[:2]), after.unflatten(0, states.shape[:2])
+
+
+def _gates_and_keys(
+    q: Tensor, k: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scaled q and k [R, HV, K], alpha [R, HV, 1, 1] and beta [R, HV, 1], float64."""
+    heads_per_key = a.shape[1] // k.shape[1]
+    query, key = (_l2_normalised(x.double()).repeat_interleave(heads_per_key, dim=1) for x in (q, k))
+    gate = -torch.exp(A_log.double()) * softplus(a.double() + dt_bias.double(), threshold=20.0)
+    return query * k.shape[-1] ** -0.5, key, torch.exp(gate)[..., None, None], torch.sigmoid(b.double())[..., None]
+
+
+def _read(state: Tensor, x: Tensor) -> Tensor:
+    return (state * x[:, :, None, :]).sum(-1)
+
+
+def _outer(d: Tensor, k: Tensor) -> Tensor:
+    return d[..., None] * k[:, :, None, :]
+
+
+def _l2_normalised(x: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
