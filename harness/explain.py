@@ -207,7 +207,8 @@ class _Row:
     def _wanted(self, head: int) -> str:
         if not self.reading.names_a_key(head):
             held = sorted(self.heads.truth.holders(*self.scene.last, head).values())
-            return f"the sum of {_named([Token(self.scene.last.request, position) for position in held])}"
+            named = _named([Token(self.scene.last.request, position) for position in held])
+            return f"the sum of {named}" if held else "zero"
         expected = self._expected(head)
         return "zero" if expected is None else str(expected)
 
@@ -300,8 +301,12 @@ class _Row:
         return terms * 2, np.stack([*changes, *values])
 
     def _order(self, heads: Sequence[int]) -> list[int]:
-        """Heads that ask for one key first: they name the token."""
-        return sorted(heads, key=lambda head: (not self.reading.names_a_key(head), head))
+        """Heads that ask for one key first, and got something: they name the token."""
+
+        def silence(head: int) -> tuple[bool, bool, int]:
+            return not self.reading.names_a_key(head), not bool(self.reading.stored(head).any()), head
+
+        return sorted(heads, key=silence)
 
 
 def _value(token: Token, of_head: int, head: int) -> str:
