@@ -161,9 +161,7 @@ _SLOTS = (
     _fault(
         "slot.no_zero",
         "recycled state not zeroed for a first chunk (vllm #56524)",
-        schedule=Edit(
-            "harness.schedule_path:_Runner._prefill", "self.memory.zero_state(torch.from_numpy(fresh))", "del fresh"
-        ),
+        schedule=Edit("harness.layer_leg:LayerLeg.prefill", "rows.num_computed > 0", "rows.num_computed >= 0"),
     ),
     _fault(
         "slot.keep_cursor",

@@ -13,6 +13,7 @@ from ..cases.case import Case
 from ..cases.inputs import LayerInputs
 from ..cases.timeline import TimelineStep
 from ..kernels.decode import gdn_packed_decode, gdn_replay_decode
+from ..kernels.vllm_cpu import delta_prefill
 from .layer_memory import LayerMemory
 from .trace import Cursors, Event, IntArray, Trace, row_index
 
@@ -130,26 +131,34 @@ class LayerLeg:
         self._keep_states(step, rows, is_flush)
 
     def prefill(self, step: int, rows: StepRows) -> None:
-        """Chunks token by token through packed decode, all requests side by side; keeps each one's last output.
-
-        The state stays in float32 until a chunk ends, as in a chunk kernel.
-        """
-        last = self._fresh_output(len(rows.slot))
-        slots = torch.from_numpy(rows.slot)
-        stored = self.memory.state[slots].float()
-        state = torch.cat([torch.zeros_like(stored[:1]), stored])
-        for token in range(int(rows.num_tokens.max())):
-            live = np.flatnonzero(token < rows.num_tokens)
-            out = gdn_packed_decode(
-                *self.tokens(rows.request[live], rows.num_computed[live] + token, len(live)),
-                self.inputs.A_log,
-                self.inputs.dt_bias,
-                state,
-                torch.from_numpy(live + 1),
+        """Chunks through the plugin's prefill, whose state stays in float32 until a chunk ends; keeps last outputs."""
+        spans = [
+            (request, slice(start, start + count))
+            for request, start, count in zip(
+                rows.request.tolist(), rows.num_computed.tolist(), rows.num_tokens.tolist(), strict=True
             )
-            last[torch.from_numpy(live)] = out
-        self.memory.state[slots] = state[1:].to(self.memory.state.dtype)
-        self._keep(step, rows, last)
+        ]
+        inputs = self.inputs
+        outputs = delta_prefill(
+            self._span(inputs.q, spans),
+            self._span(inputs.k, spans),
+            self._span(inputs.v, spans),
+            self._span(inputs.a, spans),
+            self._span(inputs.b, spans),
+            inputs.A_log,
+            inputs.dt_bias,
+            self.memory.state,
+            torch.from_numpy(rows.slot),
+            query_lens=rows.num_tokens.tolist(),
+            has_context=(rows.num_computed > 0).tolist(),
+        )
+        ends = torch.from_numpy(np.cumsum(rows.num_tokens) - 1)
+        self._keep(step, rows, outputs[ends].to(inputs.v.dtype))
+
+    @staticmethod
+    def _span(source: Tensor, spans: list[tuple[int, slice]]) -> Tensor:
+        """Tokens of several requests one after another."""
+        return torch.cat([source[request, tokens] for request, tokens in spans])
 
     def keep_prefill(self, step: int, rows: StepRows, outputs: Tensor) -> None:
         """Outputs of a prefill that was not the subject's."""

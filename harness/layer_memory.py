@@ -43,10 +43,6 @@ class LayerMemory:
         self._fill(self.pages, np.random.default_rng([case.inputs.seed, 11]))
         self.state, self.ring_d, self.ring_k, self.ring_g = (self._view(region) for region in self.regions)
 
-    def zero_state(self, slots: Tensor) -> None:
-        """State of slots whose request has computed nothing yet."""
-        self.state[slots] = 0.0
-
     def copy_state(self, sources: Tensor, targets: Tensor) -> None:
         """Checkpoints from slot to slot; rings stay, they are logically empty at a block boundary."""
         self.state[targets] = self.state[sources]

@@ -13,6 +13,7 @@ def cannot_play(level: str, case: Case) -> str | None:
         return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
     if case.cache.mode != "none":
         return "cache.mode: the engine level does not play prefix caching yet; use none"
-    if case.replay.activation_dtype != "float32":
-        return "replay.activation_dtype: the engine is judged in float32 only"
+    for name in ("activation_dtype", "ring_dtype", "state_dtype"):
+        if getattr(case.replay, name) != "float32":
+            return f"replay.{name}: the engine level is judged in float32 only; use float32"
     return None

@@ -118,8 +118,6 @@ class _Runner:
             self._prefill(step, rows.select(~decodes))
 
     def _prefill(self, step: int, rows: StepRows) -> None:
-        fresh = rows.slot[rows.num_computed == 0]
-        self.memory.zero_state(torch.from_numpy(fresh))
         self.leg.prefill(step, rows)
 
     def _decode(self, step: int, rows: StepRows, padded_to: int | None) -> None:

@@ -222,7 +222,6 @@ class Layer(RuleBasedStateMachine):
         live = self.live[request]
         live.slot = self.free.pop()
         self.recycled = False
-        self.memory.zero_state(torch.tensor([live.slot]))
         self.step([(request, live.known - first % live.known)], beside)
 
     def leave(self, request: int) -> None:
