@@ -17,9 +17,10 @@ Keys, by key head:
 
 Gates, by value head:
 
-- plain: a and b unit normals.
+- plain: b unit normal, a too, around a rest of the head's own that makes softplus(a) about 1e-3 to 1e-1.
 - long_memory: a in [-16, -8]: log decay g from about -5e-3 to -1e-7.
-- hard_forgetting: every other token on average has a in [3, 20]: g from -3 to -320, where exp(g) underflows.
+- hard_forgetting: every other token on average has a in [3, 20]: g from -3 to -320, where exp(g) underflows; the others
+  are plain.
 - write_extremes: b in +-[6, 30]: write strengths from 1e-13 to 2.5e-3, and as near to 1.
 """
 
@@ -72,6 +73,8 @@ def adversarial_inputs(case: Case) -> LayerInputs:
     values = (geometry.heads_per_key, geometry.head_v_dim)
     layer = np.random.default_rng([case.inputs.seed, 5])
     A_log = layer.uniform(0.0, np.log(16.0), geometry.num_v_heads)
+    dt = _log_uniform(layer, (1e-3, 1e-1), (geometry.num_v_heads,))
+    rest = dt + np.log(-np.expm1(-dt))
     # two keys a head, the same for all requests
     fixed = _silu(layer.standard_normal((geometry.num_k_heads, 2, geometry.head_k_dim)))
     parts: dict[str, list[np.ndarray]] = {name: [] for name in "qkvab"}
@@ -80,7 +83,7 @@ def adversarial_inputs(case: Case) -> LayerInputs:
             _SHAPES[family](_rng(case, request, 6, head), length, fixed[head], values)
             for head, family in enumerate(drawn.keys)
         ]
-        gates = [_gates(_rng(case, request, 7, head), length, family) for head, family in enumerate(drawn.gates)]
+        gates = [_gates(_rng(case, request, 7, h), length, family, rest[h]) for h, family in enumerate(drawn.gates)]
         parts["q"].append(np.stack([q for q, _, _ in shaped], axis=1))
         parts["k"].append(np.stack([k for _, k, _ in shaped], axis=1))
         parts["v"].append(np.concatenate([v for _, _, v in shaped], axis=1))
@@ -143,9 +146,9 @@ _SHAPES: dict[str, Callable[[np.random.Generator, int, np.ndarray, tuple[int, in
 }
 
 
-def _gates(rng: np.random.Generator, length: int, family: str) -> tuple[np.ndarray, np.ndarray]:
+def _gates(rng: np.random.Generator, length: int, family: str, rest: float) -> tuple[np.ndarray, np.ndarray]:
     """a, b [T] of one value head."""
-    a, b = rng.standard_normal(length), rng.standard_normal(length)
+    a, b = rest + rng.standard_normal(length), rng.standard_normal(length)
     if family == "long_memory":
         a = rng.uniform(*LONG_MEMORY, length)
     elif family == "hard_forgetting":
@@ -166,7 +169,8 @@ def _directions(rng: np.random.Generator, length: int, size: int) -> np.ndarray:
 
 
 def _log_uniform(rng: np.random.Generator, ends: tuple[float, float], size: tuple[int, ...]) -> np.ndarray:
-    return np.exp(rng.uniform(*np.log(ends), size))
+    low, high = (float(np.log(end)) for end in ends)
+    return np.asarray(np.exp(rng.uniform(low, high, size)))
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

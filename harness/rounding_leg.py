@@ -58,8 +58,9 @@ def rounding_trace(
 
 def summand_trace(inputs: LayerInputs, true: LayerTruth, truth: Trace) -> Trace:
     """Sizes of the summands behind each entry of the oracle's trace: see oracles/rounding.py."""
-    tokens = (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)
-    outputs, states = summand_sizes(true.states, *tokens, inputs.A_log, inputs.dt_bias)
+    outputs, states = summand_sizes(
+        true.states, inputs.q, inputs.k, inputs.v, inputs.a, inputs.b, inputs.A_log, inputs.dt_bias
+    )
     assert truth.state_rows is not None
     return Trace(
         truth.rows,
@@ -101,12 +102,21 @@ class _Leg:
         return outputs
 
     def _decode(self, rows: list[Row], is_flush: Tensor) -> Tensor:
-        inputs, slots = self.inputs, [row.slot for row in rows]
-        where = ([row.request for row in rows], [row.num_computed for row in rows])
-        token = [part[where] for part in (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)]
-        gates = (inputs.A_log, inputs.dt_bias)
+        slots = [row.slot for row in rows]
+        where = (torch.tensor([row.request for row in rows]), torch.tensor([row.num_computed for row in rows]))
+        token = _select(self.inputs, where)
         output, self.states[slots] = rounded_decode(
-            self.states[slots], *token, *gates, is_flush, self.ring_dtype, self.state_dtype
+            self.states[slots],
+            token.q,
+            token.k,
+            token.v,
+            token.a,
+            token.b,
+            token.A_log,
+            token.dt_bias,
+            is_flush,
+            self.ring_dtype,
+            self.state_dtype,
         )
         flushed = [slot for slot, folds in zip(slots, is_flush.tolist(), strict=True) if folds]
         self.kept += [self.states[slot].clone() for slot in flushed]
@@ -123,10 +133,26 @@ class _Leg:
         return output.double()
 
     def _own_prefill(self, row: Row) -> tuple[Tensor, Tensor]:
-        inputs, tokens = self.inputs, slice(row.num_computed, row.position + 1)
-        parts = (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)
-        chunk = [part[row.request : row.request + 1, tokens] for part in parts]
+        tokens = torch.arange(row.num_computed, row.position + 1)
+        chunk = _select(self.inputs, (torch.tensor([[row.request]]), tokens[None]))
         before = self.states[row.slot : row.slot + 1] if row.num_computed else None
-        steps = gdn_recurrence(*chunk, inputs.A_log, inputs.dt_bias, initial_state=before, dtype=torch.float64)
+        steps = gdn_recurrence(
+            chunk.q,
+            chunk.k,
+            chunk.v,
+            chunk.a,
+            chunk.b,
+            chunk.A_log,
+            chunk.dt_bias,
+            initial_state=before,
+            dtype=torch.float64,
+        )
         output, state = list(steps)[-1]
         return output[0], state[0]
+
+
+def _select(inputs: LayerInputs, where: tuple[Tensor, Tensor]) -> LayerInputs:
+    """The inputs of some (requests, positions)."""
+    parts = (inputs.q, inputs.k, inputs.v, inputs.a, inputs.b)
+    q, k, v, a, b = (part[where] for part in parts)
+    return LayerInputs(q, k, v, a, b, inputs.A_log, inputs.dt_bias)

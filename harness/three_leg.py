@@ -167,8 +167,8 @@ def judged_runs(legs: Legs, quantity: Quantity) -> list[Run]:
     runs = []
     for one in errors:
         limit = _limit(legs, int((requests == one).sum()))
-        rms = _arithmetic(baselines[one].rms, sizes[one].rms, limit.floor * summands[one].rms)
-        largest = _arithmetic(baselines[one].largest, sizes[one].rms, limit.floor * summands[one].largest)
+        rms = _arithmetic(baselines[one].rms, sizes[one].rms, limit.rms_floor * summands[one].rms)
+        largest = _arithmetic(baselines[one].largest, sizes[one].rms, limit.max_floor * summands[one].largest)
         shares = (
             Share(errors[one].rms, rms, roundings[one].rms),
             Share(errors[one].largest, largest, roundings[one].largest),

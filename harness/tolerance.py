@@ -11,8 +11,10 @@ from ..cases.case import Case
 class Limit:
     """How large the replay's error against float64 may be, by run and head; see three_leg.py.
 
-    ``rms_ratio`` (RMS over a run), ``max_ratio`` (maximum over a run): factors on the float32 baseline's error, which
-    counts as ``floor`` times the size (RMS or maximum) of the summands at least: in few numbers it is small by luck.
+    ``rms_ratio`` (RMS over a run), ``max_ratio`` (maximum over a run): factors on the float32 baseline's error. In few
+    numbers that is small by luck, so it counts as ``rms_floor`` or ``max_floor`` times the size (RMS or maximum) of the
+    summands at least. A maximum is always one of few: the largest values of a run may all be of one token, and share
+    the errors of its decay, write strength and k . q.
     ``storage_rms``, ``storage_max``: factors on the error that 16-bit storage makes by itself. ``baseline_error``: the
     baseline's own maximum error over a run, as a share of the largest true value of the head: beyond it both legs share
     a fault.
@@ -22,7 +24,8 @@ class Limit:
     max_ratio: float
     storage_rms: float
     storage_max: float
-    floor: float
+    rms_floor: float
+    max_floor: float
     baseline_error: float
     evidence: str
 
@@ -39,15 +42,26 @@ def layer_limit(case: Case, entries: int) -> Limit:
 
 _LAYER = {
     "model_like": (
-        Limit(2.0, 4.0, 1.1, 1.3, 1e-7, 1e-5, ""),
-        Limit(1.5, 4.0, 1.1, 1.3, 6e-8, 1e-5, ""),
+        Limit(2.0, 3.0, 1.1, 1.3, 1e-7, 1.5e-7, 1e-5, ""),
+        Limit(1.5, 3.0, 1.1, 1.3, 6e-8, 1.5e-7, 1e-5, ""),
     ),
     "adversarial": (
-        Limit(2.0, 4.0, 1.1, 1.3, 2e-7, 1e-5, ""),
-        Limit(1.5, 4.0, 1.1, 1.3, 2e-7, 1e-5, ""),
+        Limit(2.0, 3.0, 1.1, 1.3, 2e-7, 2e-7, 1e-5, ""),
+        Limit(1.5, 3.0, 1.1, 1.3, 2e-7, 2e-7, 1e-5, ""),
     ),
 }
 # log-probabilities of a whole model, all in float32
 ENGINE_FLOAT32 = Limit(
-    1.5, 3.0, 1.0, 1.0, 2e-7, 1e-5, "log-probabilities of the named scenarios: see the measured figures"
+    rms_ratio=1.4,
+    max_ratio=2.5,
+    storage_rms=1.0,
+    storage_max=1.0,
+    rms_floor=2e-7,
+    max_floor=2e-7,
+    baseline_error=1e-5,
+    evidence="132 engine runs: 22 named scenarios, 6 seeds each, NaN and stale poison alike; 204 requests, 1596 "
+    "distributions over 256 tokens. RMS ratio at most 1.10, maximum ratio at most 1.44: what exceeds 1 may be 4 and 3.4 "
+    "times as large. Baseline off by at most 2.0e-6 of the largest log-probability, a fifth of the limit. Both floors lie "
+    "below every baseline seen (RMS 2.2e-7, maximum 4.4e-7 of the size). Planted faults: RMS "
+    "ratio 6e4 and more, or right numbers and a wrong cursor",
 )

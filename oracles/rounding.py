@@ -53,13 +53,13 @@ def summand_sizes(
     summands, not to what is left of them.
     """
     before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1).abs().flatten(0, 1)
-    tokens = [x.flatten(0, 1) for x in (q, k, a, b)]
-    query, key, alpha, beta = _gates_and_keys(*tokens, A_log, dt_bias)
+    q, k, a, b = (x.flatten(0, 1) for x in (q, k, a, b))
+    query, key, alpha, beta = _gates_and_keys(q, k, a, b, A_log, dt_bias)
     # exp(g) is off by |g| units where g is off by one
     decayed = alpha * (1.0 - torch.log(alpha.clamp_min(TINY))) * before
     d = beta * (v.double().flatten(0, 1).abs() + _read(decayed, key.abs()))
     after = decayed + _outer(d, key.abs())
-    return _read(after, query.abs()).unflatten(0, states.shape[:2]), after.unflatten(0, states.shape[:2])
+    return _read(after, query.abs()).view(v.shape), after.view(states.shape)
 
 
 def _gates_and_keys(
