@@ -172,6 +172,20 @@ def _paddings(geometry: Geometry) -> Iterator[Scenario]:
     )
 
 
+def _dtypes(geometry: Geometry) -> Iterator[Scenario]:
+    steps = [_step((0, 5)), *_decodes(18, 0)]
+    plain = _build("float16-ring", geometry, [(5, 19)], steps, buffer_len=8)
+    yield Scenario(
+        replace(plain, replay=Replay(8, ring_dtype="float16")),
+        "a float16 ring under float32: only what is stored is rounded, the token at hand is used as it is",
+    )
+    plain = _build("production-dtypes", geometry, [(5, 19)], steps, buffer_len=16)
+    yield Scenario(
+        replace(plain, replay=Replay(16, ring_dtype="float16", activation_dtype="bfloat16")),
+        "bfloat16 activations over a float16 ring and a float32 state: what serves in production",
+    )
+
+
 def _waits(geometry: Geometry) -> Iterator[Scenario]:
     steps = [_step((0, 4)), *_decodes(2, 0), _step((0, 7), preempt=(0,)), _step((0, 1)), _step((0, 9), preempt=(0,))]
     yield Scenario(
@@ -247,5 +261,5 @@ def _aligns(geometry: Geometry) -> Iterator[Scenario]:
 
 
 _MAKERS: tuple[Callable[[Geometry], Iterator[Scenario]], ...] = (
-    _flushes, _tails, _resumes, _batches, _paddings, _waits, _graphs, _aligns,
+    _flushes, _tails, _resumes, _batches, _paddings, _dtypes, _waits, _graphs, _aligns,
 )  # fmt: skip

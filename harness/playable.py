@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ..cases.case import Case
 
+# tokens: vLLM makes a block hold a page of GDN state, at the shapes of geometry.ENGINE and L up to 32
+ENGINE_BLOCK = 32
+
 
 def cannot_play(level: str, case: Case) -> str | None:
     """None where the level can play the Case, else one line that names the field."""
@@ -11,8 +14,8 @@ def cannot_play(level: str, case: Case) -> str | None:
         return None
     if case.graphs is not None:
         return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
-    if case.cache.mode != "none":
-        return "cache.mode: the engine level does not play prefix caching yet; use none"
+    if case.cache.mode == "align" and case.cache.block_size != ENGINE_BLOCK:
+        return f"cache.block_size: a block of the engine level's checkpoint holds {ENGINE_BLOCK} tokens; use that"
     for name in ("activation_dtype", "ring_dtype", "state_dtype"):
         if getattr(case.replay, name) != "float32":
             return f"replay.{name}: the engine level is judged in float32 only; use float32"
