@@ -21,7 +21,7 @@ from replay_parity.harness.outcome import FAIL, PASS, UNKNOWN, worst
 
 EXIT = {PASS: 0, FAIL: 1, UNKNOWN: 3}
 BAD_INPUT = 2
-BENCHES = ("schedule",)
+BENCHES = ("schedule", "tolerance")
 DEFAULT_DIR = Path("parity-report")
 
 
@@ -163,9 +163,10 @@ def _page(run_dir: Path, against: Path | None) -> Path:
 def _bench(arguments: argparse.Namespace) -> int:
     """Print the figures of a benchmark."""
     from replay_parity.harness.bench_schedule import bench_schedule
+    from replay_parity.harness.evidence import bench_tolerance
 
-    for figure in {"schedule": bench_schedule}[arguments.what](arguments.seed):
-        print(f"{figure.name:32} {figure.value:12.3g} {figure.unit}")
+    for figure in {"schedule": bench_schedule, "tolerance": bench_tolerance}[arguments.what](arguments.seed):
+        print(f"{figure.name:56} {figure.value:12.3g} {figure.unit}")
     return 0
 
 

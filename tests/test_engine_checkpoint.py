@@ -92,7 +92,7 @@ def test_the_state_decides_what_comes_out(tmp_path: Path) -> None:
     # neither flat (5.5 nats would be uniform) nor the same answer everywhere
     entropy = -(remembers.exp() * remembers).sum(-1).mean()
     assert 2.0 < entropy < 5.0
-    assert remembers.argmax(-1).unique().numel() > 20
+    assert len(set(remembers.argmax(-1).tolist())) > 20
 
     forgetful = tmp_path / "forgetful"
     forgetful.mkdir()
