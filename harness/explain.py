@@ -27,8 +27,8 @@ from .trace import Cursors
 from .what_if import Heads, Scene
 
 POISON, ZERO = "poison", "zero"
-# tokens whose values and changes are tried two by two
-MOST_PAIRED = 128
+# heads that sums of two are tried on
+MOST_HEADS = 4
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,14 @@ class _Row:
 
     def _sum_of_two(self) -> Explanation | None:
         """What was expected, and the value or change of one token or of two, more or less."""
-        for head in self._order(self.bad):
+        for head in self._order(self.bad)[:MOST_HEADS]:
             terms, numbers = self._terms(head)
             right = self.reading.right[head]
-            singles = self.reading.gives(head, right + numbers)
-            if singles.any():
-                return self._by_terms(head, [terms[int(singles.argmax())]])
-            pairs = self.reading.gives(head, right + numbers[:, None] + numbers)
-            if pairs.any():
-                places = np.unravel_index(int(pairs.argmax()), pairs.shape)
-                return self._by_terms(head, [terms[int(place)] for place in places])
+            for first in (None, *range(len(terms))):
+                given = self.reading.gives(head, right + numbers + (0 if first is None else numbers[first]))
+                if given.any():
+                    found = [terms[int(given.argmax())]]
+                    return self._by_terms(head, found if first is None else [terms[first], *found])
         return None
 
     def _nothing(self) -> Explanation:
@@ -294,7 +292,7 @@ class _Row:
 
     def _terms(self, head: int) -> tuple[list[_Term], IntArray]:
         """Terms and their numbers [M, V]: changes first, as ring rows hold them, then values."""
-        tokens = self.scene.candidates()[:MOST_PAIRED]
+        tokens = self.scene.near()
         terms = [_Term(token, sign) for token in tokens for sign in (1, -1)]
         changes = [term.sign * self.heads.change(term.token)[head] for term in terms]
         values = [term.sign * self.heads.ops.value[term.token][head] for term in terms]

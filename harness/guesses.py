@@ -26,6 +26,9 @@ MISSING, STALE, FLUSH, SLOT, FORMER, HEAD, DECAY = (
     "wrong decay",
 )
 
+# longest stretch of ring rows that is tried
+MOST_ROWS = 16
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -154,8 +157,8 @@ def _rows_too_many(heads: Heads, scene: Scene) -> Iterator[Guess]:
 def _extra_rows(heads: Heads, scene: Scene) -> Iterator[Guess]:
     """One row of anybody on top; then whole stretches of anybody's tokens, up to a ring of them."""
     rows = scene.rows()
-    for length in range(1, scene.buffer_len + 1):
-        for token in scene.candidates():
+    for length in range(1, min(scene.buffer_len, MOST_ROWS) + 1):
+        for token in scene.near():
             extra = [Token(token.request, token.position + further) for further in range(length)]
             if extra[-1].position < scene.known[token.request] and scene.last not in extra:
                 yield _with_rows(heads, scene, extra, [*extra, *rows], ())

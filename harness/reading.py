@@ -13,6 +13,9 @@ from .guesses import Guess
 from .what_if import Heads, Scene
 from .whole import shows, slack
 
+# far over any sum of values, far under what int64 holds
+BEYOND = 2.0**60
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -73,8 +76,9 @@ class Reading:
         return stored * self.divisor(head, None)
 
     def is_whole(self, head: int) -> bool:
-        """True where every lane may stand for an integer."""
-        return bool(self.gives(head, np.rint(np.nan_to_num(self.numbers(head))).astype(np.int64)))
+        """True where every lane may stand for an integer; what is beyond all sums is none of ours."""
+        numbers = np.clip(np.nan_to_num(self.numbers(head)), -BEYOND, BEYOND)
+        return bool(self.gives(head, np.rint(numbers).astype(np.int64)))
 
     def divisor(self, head: int, asked: int | None) -> float:
         """An output is an integer over this; 1 in a state."""

@@ -9,6 +9,9 @@ import numpy as np
 from ..oracles.memory import ALL_KEYS, NOBODY, BoolArray, IntArray, MemoryTruth
 from .pages import Page, Token
 
+# tokens that are tried in stretches and two by two: what is left out of long rings costs a name, never a verdict
+MOST_NEAR = 64
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -55,6 +58,11 @@ class Scene:
         order = [self.last.request, *(request for request, _ in self.page.former), *sorted(self.live), *self.known]
         requests = list(dict.fromkeys(order))
         return [Token(r, p) for r in requests for p in range(self.known.get(r, 0) - 1, -1, -1)]
+
+    def near(self) -> list[Token]:
+        """Candidates of the last two rings of each request, the latest that a ring could still hold."""
+        reach = 2 * self.buffer_len + 1
+        return [t for t in self.candidates() if self.known[t.request] - t.position <= reach][:MOST_NEAR]
 
     def was_tenant(self, request: int) -> bool:
         """Whether another request held the slot before."""

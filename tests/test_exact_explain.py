@@ -250,6 +250,13 @@ def test_numbers_that_nobody_wrote_are_stale_poison() -> None:
     assert told.reason is None and told.sentence.endswith("no whole number: wrong arithmetic")
 
 
+def test_numbers_beyond_all_integers_do_not_break_the_search() -> None:
+    bench = Bench(long_run())
+    step, row, last = bench.rows()[6]
+    told = bench.explain(step, row, torch.full_like(bench.outputs(last), 3e38))
+    assert told.reason is None or told.reason == "poison"
+
+
 def test_zero_row() -> None:
     bench = Bench(long_run())
     step, row, last = bench.rows()[9]
@@ -321,12 +328,11 @@ def test_two_tokens_at_once_are_told_from_the_sum() -> None:
     step, row, last, head = bench.first(
         lambda s, r, last, h: last.request == 2 and bench.asked(last, h) == ALL_KEYS and h == 2 and s > 12
     )
+    added, left_out = Token(0, 2), Token(1, bench.timeline.steps[step].rows[0].position - 3)
     right = torch.from_numpy(bench.truth.total[2, last.position, head]).double()
-    told = bench.replaced(
-        step, row, last, head, right + bench.value(Token(0, 2), head) - bench.value(Token(1, 3), head)
-    )
-    assert set(told.read) == {Token(0, 2), Token(1, 3)} and told.reason in ("former tenant", None)
-    assert "token 2 of request 0 added" in told.sentence and "token 3 of request 1 left out" in told.sentence
+    told = bench.replaced(step, row, last, head, right + bench.value(added, head) - bench.value(left_out, head))
+    assert set(told.read) == {added, left_out} and told.reason in ("former tenant", None)
+    assert f"{added} added" in told.sentence and f"{left_out} left out" in told.sentence
 
 
 def test_what_nothing_explains_is_said_so() -> None:
