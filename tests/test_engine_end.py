@@ -32,7 +32,7 @@ from replay_parity.harness.engine_nursery import why_not_fork
 from replay_parity.harness.engine_process import EngineFailure, EngineProcess
 from replay_parity.harness.engine_trace import EngineConfig, EngineTrace
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 SOON_S = 10.0
 # prints a JSON line at each stage; Ctrl-C ends the first play, then it goes on

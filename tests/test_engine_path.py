@@ -27,8 +27,7 @@ from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.record import Record, make_record
 from replay_parity.harness.verdict import judge
 
-# one worker under pytest-xdist --dist loadgroup: an engine costs more than all its tests
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 # float32 engine against float64 oracle; a lost state costs tenths at least
 LOG_PROB_LIMIT = 1e-4

@@ -24,8 +24,7 @@ from replay_parity.harness.engine_process import EngineFailure, EngineProcess
 from replay_parity.harness.engine_trace import EngineConfig, EngineTrace
 from replay_parity.oracles.qwen3_5 import Qwen3_5Oracle
 
-# one worker under pytest-xdist --dist loadgroup: an engine costs more than all its tests
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]
+pytestmark = pytest.mark.engine
 
 BUFFER_LEN = 4
 NO_CACHE, ALIGN = Cache(), Cache("align", 32)

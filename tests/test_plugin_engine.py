@@ -28,8 +28,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-# one worker under pytest-xdist --dist loadgroup, apart from the engines of other files
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine-plugin")]
+pytestmark = pytest.mark.engine
 
 TIMEOUT_S = 300
 # observed at most 1.3e-5 over 10 engines (L 1, 4, 16; chunks, preemption, align); planted faults give 2.9 and 4.8
