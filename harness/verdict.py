@@ -40,7 +40,7 @@ def judge(legs: Legs) -> Verdict:
     if not legs.subject.counts.get("replay_steps"):
         return Verdict(UNKNOWN, "not_entered", "judge", "the replay op never ran a row: nothing was tested")
     findings = row_findings(legs.truth, legs.subject) or row_findings(legs.truth, legs.baseline)
-    measured = Measured()
+    measured, numeric = Measured(), list[Finding]()
     if not findings:
         measured, numeric = exact_findings(legs) if judged_exactly(legs) else numeric_findings(legs)
         findings = event_findings(legs.subject) + numeric + topk_findings(legs)
@@ -48,9 +48,8 @@ def judge(legs: Legs) -> Verdict:
     if not findings and not cursors:
         return Verdict(PASS, distances=measured.distances, limits=measured.limits)
     worst = (findings or cursors)[0]
-    return Verdict(
-        FAIL, worst.symptom, "judge", _sentence(worst, cursors), worst.first_bad, measured.distances, measured.limits
-    )
+    reason = _sentence(worst, numeric, cursors)
+    return Verdict(FAIL, worst.symptom, "judge", reason, worst.first_bad, measured.distances, measured.limits)
 
 
 def _ended_early(legs: Legs, failure: Failure) -> Verdict:
@@ -64,8 +63,11 @@ def _ended_early(legs: Legs, failure: Failure) -> Verdict:
     return Verdict(FAIL, findings[0].symptom, failure.stage, message, findings[0].first_bad)
 
 
-def _sentence(worst: Finding, cursors: list[Finding]) -> str:
-    """The finding, and the first wrong cursor where that is its likely cause."""
-    if not cursors or worst is cursors[0]:
-        return worst.message
-    return f"{worst.message}; first wrong cursor: {cursors[0].message}"
+def _sentence(worst: Finding, numeric: list[Finding], cursors: list[Finding]) -> str:
+    """The finding, what it did to the values where it is none itself, and the first wrong cursor, its likely cause."""
+    parts = [worst.message]
+    if numeric and worst is not numeric[0]:
+        parts.append(f"first wrong value: {numeric[0].message}")
+    if cursors and worst is not cursors[0]:
+        parts.append(f"first wrong cursor: {cursors[0].message}")
+    return "; ".join(parts)
