@@ -6,6 +6,7 @@ quantity) come from generated cases at both layer levels and from hand-made ones
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -20,12 +21,12 @@ from .explore import drawn_cases
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
 from .three_leg import Run, judged_runs, quantities
-from .tolerance import SHORT_RUN
+from .tolerance import LAYER
 
 REGIMES = ("model_like", "adversarial")
 DECODES = 264
 # by class: generated cases a level; hand-made long ones and the requests that run side by side in each
-GENERATED, LONG, SIDE_BY_SIDE = 8, 1, 75
+GENERATED, LONG, SIDE_BY_SIDE = 12, 1, 8
 BUFFER_LENS = (16, 4, 3, 32)
 
 
@@ -101,7 +102,8 @@ def _observe(legs: Legs, table: dict[str, Worst]) -> None:
     for quantity in quantities(legs):
         for run in judged_runs(legs, quantity):
             entries = int((quantity.rows.request == run.request).sum())
-            for kind, figures in _figures(run, "short" if entries < SHORT_RUN else "long"):
+            most = next(most for most, _ in LAYER if entries <= most)
+            for kind, figures in _figures(run, f"up to {most}" if most < sys.maxsize else "longer"):
                 table.setdefault(kind, Worst()).add(**figures)
 
 

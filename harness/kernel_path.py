@@ -41,7 +41,7 @@ class KernelPath:
             subject, wide, failure = run_subject(
                 lambda given: _ReplayOp(case, timeline, given, cursors, prefilled), case, inputs
             )
-        summands = summand_trace(inputs, true, truth)
+        summands = summand_trace(case, timeline, inputs, cursors, true)
         return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
 
 

@@ -11,7 +11,7 @@ from ..cases.case import Case, Replay
 from ..cases.inputs import TORCH_DTYPES, LayerInputs
 from ..cases.timeline import Row, Timeline
 from ..oracles.recurrence import gdn_recurrence
-from ..oracles.rounding import rounded_decode, summand_sizes
+from ..oracles.rounding import rounded_decode, summand_squares
 from .oracle_path import LayerTruth, timeline_rows
 from .trace import Cursors, Trace
 
@@ -56,18 +56,40 @@ def rounding_trace(
     return Trace(timeline_rows(timeline), outputs, cursors.rows.select(cursors.is_flush.nonzero()[0]), states)
 
 
-def summand_trace(inputs: LayerInputs, true: LayerTruth, truth: Trace) -> Trace:
-    """Sizes of the summands behind each entry of the oracle's trace: see oracles/rounding.py."""
-    outputs, states = summand_sizes(
-        true.states, inputs.q, inputs.k, inputs.v, inputs.a, inputs.b, inputs.A_log, inputs.dt_bias
-    )
-    assert truth.state_rows is not None
-    return Trace(
-        truth.rows,
-        outputs[truth.rows.request, truth.rows.position],
-        truth.state_rows,
-        states[truth.state_rows.request, truth.state_rows.position],
-    )
+def summand_trace(case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, true: LayerTruth) -> Trace:
+    """Sizes of the summands behind each entry of the oracle's trace: see oracles/rounding.py.
+
+    The state counts as one summand wherever it has been put together: after a prefill chunk and after a flush.
+    """
+    is_flush = dict(zip(cursors.rows.labels(), cursors.is_flush.tolist(), strict=True))
+    held = true.states.new_zeros((timeline.num_slots, *true.states.shape[2:]))
+    outputs, states = [], []
+    for index, step in enumerate(timeline.steps):
+        for row in step.rows:
+            if row.copy_from is not None:
+                held[row.slot] = held[row.copy_from]
+        slots = [row.slot for row in step.rows]
+        where = (torch.tensor([row.request for row in step.rows]), torch.tensor([row.position for row in step.rows]))
+        joined = torch.tensor([is_flush.get((index, place), True) for place in range(len(step.rows))])
+        fresh = torch.tensor([not row.runs_as_decode for row in step.rows])
+        before = true.states[where[0], (where[1] - 1).clamp_min(0)] * (where[1] > 0)[:, None, None, None]
+        token = _select(inputs, where)
+        output, state, after = summand_squares(
+            torch.where(fresh[:, None, None, None], before.square(), held[slots]),
+            before,
+            token.q,
+            token.k,
+            token.v,
+            token.a,
+            token.b,
+            token.A_log,
+            token.dt_bias,
+        )
+        held[slots] = torch.where(joined[:, None, None, None], true.states[where].square(), after)
+        outputs.append(output.sqrt())
+        states.append(state[joined & ~fresh].sqrt())
+    flushes = cursors.rows.select(cursors.is_flush.nonzero()[0])
+    return Trace(timeline_rows(timeline), torch.cat(outputs), flushes, torch.cat(states))
 
 
 class _Leg:

@@ -41,7 +41,7 @@ class SchedulePath:
         baseline = BaselineRunner(plain, timeline, plain_inputs, cursors).run()
         with plant(self.fault, self.level):
             subject, wide, failure = run_subject(lambda given: self.subject_runner(case, timeline, given), case, inputs)
-        summands = summand_trace(inputs, true, truth)
+        summands = summand_trace(case, timeline, inputs, cursors, true)
         return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
 
     def subject_runner(self, case: Case, timeline: Timeline, inputs: LayerInputs) -> ReplayRunner:

@@ -185,7 +185,7 @@ def _arithmetic(baseline: Tensor, sizes: Tensor, floor: Tensor) -> Tensor:
 
 
 def _limit(legs: Legs, entries: int) -> Limit:
-    return ENGINE_FLOAT32 if legs.level == "engine" else layer_limit(legs.case, entries)
+    return ENGINE_FLOAT32 if legs.level == "engine" else layer_limit(entries)
 
 
 def _keep_worst(measured: Measured, name: str, run: Run) -> None:

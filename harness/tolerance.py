@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-
-from ..cases.case import Case
 
 
 @dataclass(frozen=True)
@@ -30,26 +29,17 @@ class Limit:
     evidence: str
 
 
-# a run with fewer outputs, or fewer flushed states, than this is judged by the short limits: few numbers are noisy
-SHORT_RUN = 8
+def layer_limit(entries: int) -> Limit:
+    """The limit for one head's outputs or flushed states in a run that has ``entries`` of them."""
+    return next(limit for most, limit in LAYER if entries <= most)
 
 
-def layer_limit(case: Case, entries: int) -> Limit:
-    """The limit for one run's outputs or flushed states, of which there are ``entries``."""
-    short, long = _LAYER[case.inputs.regime]
-    return short if entries < SHORT_RUN else long
-
-
-_LAYER = {
-    "model_like": (
-        Limit(2.0, 3.0, 1.1, 1.3, 1e-7, 1.5e-7, 1e-5, ""),
-        Limit(1.5, 3.0, 1.1, 1.3, 6e-8, 1.5e-7, 1e-5, ""),
-    ),
-    "adversarial": (
-        Limit(2.0, 3.0, 1.1, 1.3, 2e-7, 2e-7, 1e-5, ""),
-        Limit(1.5, 3.0, 1.1, 1.3, 2e-7, 2e-7, 1e-5, ""),
-    ),
-}
+# by number of entries: few numbers are noisy. The same in all regimes and dtypes, since the shares follow both
+LAYER = (
+    (7, Limit(2.5, 4.0, 1.5, 2.0, 2e-7, 2e-7, 1e-5, "")),
+    (15, Limit(2.5, 4.0, 1.5, 2.0, 1.5e-7, 2e-7, 1e-5, "")),
+    (sys.maxsize, Limit(2.0, 4.0, 1.1, 1.3, 1.5e-7, 2e-7, 1e-5, "")),
+)
 # log-probabilities of a whole model, all in float32
 ENGINE_FLOAT32 = Limit(
     rms_ratio=1.4,

@@ -44,22 +44,31 @@ def rounded_decode(
     return _read(folded, query), kept
 
 
-def summand_sizes(
-    states: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What o and S of each token would be if nothing cancelled: the sums of absolute summands, (outputs, states).
+def summand_squares(
+    held: Tensor,
+    before: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of squares of what a token's o and S are sums of: (o [R, HV, V], S [R, HV, V, K], held afterwards), float64.
 
-    states [B, T, HV, V, K] after each token; the tokens as in ``gdn_recurrence``. Rounding is in proportion to the
-    summands, not to what is left of them.
+    Rounding is in proportion to the summands, not to what is left of them after they cancel, and adds up by squares.
+    held [R, HV, V, K]: the squares that the state before the token is a sum of, checkpoint and ring entries; before:
+    that state itself. Tokens as in ``rounded_decode``. Afterwards the ring's d is held as it is.
     """
-    before = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1).abs().flatten(0, 1)
-    q, k, a, b = (x.flatten(0, 1) for x in (q, k, a, b))
     query, key, alpha, beta = _gates_and_keys(q, k, a, b, A_log, dt_bias)
     # exp(g) is off by |g| units where g is off by one
-    decayed = alpha * (1.0 - torch.log(alpha.clamp_min(TINY))) * before
-    d = beta * (v.double().flatten(0, 1).abs() + _read(decayed, key.abs()))
-    after = decayed + _outer(d, key.abs())
-    return _read(after, query.abs()).view(v.shape), after.view(states.shape)
+    decay = alpha * (1.0 - torch.log(alpha.clamp_min(TINY)))
+    kept = decay.square() * held
+    d = beta.square() * (v.double().square() + _read(kept, key.square()))
+    states = kept + _outer(d, key.square())
+    appended = beta * (v.double() - _read(alpha * before, key))
+    return _read(states, query.square()), states, kept + _outer(appended, key).square()
 
 
 def _gates_and_keys(
