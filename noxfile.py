@@ -41,7 +41,8 @@ def parity(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The whole suite on two workers."""
     install(session, "cpu", "dev")
-    session.run("pytest", "-n", "2", *session.posargs)
+    # a file stays on one worker: engine tests share an import of vLLM
+    session.run("pytest", "-n", "2", "--dist", "loadscope", *session.posargs)
 
 
 @nox.session

@@ -14,7 +14,7 @@ from replay_parity.cases.timeline import play
 from replay_parity.harness.builder_path import BuilderPath, builder_findings
 from replay_parity.harness.faults import plant
 from replay_parity.harness.judge_case import judge_case
-from replay_parity.harness.verdict import PASS
+from replay_parity.harness.outcome import PASS
 
 pytestmark = pytest.mark.engine
 
