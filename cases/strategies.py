@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from .case import DTYPES, Cache, Case, Graphs, Inputs, Replay, Request
+from .case import DTYPES, REGIMES, Cache, Case, Graphs, Inputs, Replay, Request
 from .geometry import ENGINE, Geometry
 from .script import CUTS, EVENTS, JOINS, Turn, write_steps
 
@@ -58,12 +58,9 @@ def long_cases(level: str = "schedule", regimes: Sequence[str] = ("model_like",)
 
 
 def allowed_dtypes(regime: str) -> tuple[tuple[str, str, str], ...]:
-    """(ring, state, activation) dtypes that a regime can be judged in, float32 alone first.
-
-    In the exact regime nothing is ever rounded; for the others there are limits in float32 only.
-    """
-    if regime != "exact":
-        return (FLOAT32,)
+    """(ring, state, activation) dtypes that a regime can be judged in, float32 alone first: all of them in each."""
+    if regime not in REGIMES:
+        raise ValueError(f"regime: must be one of {', '.join(REGIMES)}, not {regime!r}")
     return tuple((ring, state, activation) for ring in DTYPES for state in DTYPES for activation in DTYPES)
 
 

@@ -20,7 +20,11 @@ from .outcome import FAIL
 from .run_dir import GENERATED
 
 CHUNK_SIZE = 50
-REGIMES = {"kernel": ("exact", "model_like"), "schedule": ("exact", "model_like"), "engine": ("model_like",)}
+REGIMES = {
+    "kernel": ("exact", "model_like", "adversarial"),
+    "schedule": ("exact", "model_like", "adversarial"),
+    "engine": ("model_like",),
+}
 # seconds a case: a failure found in the engine is shrunk at the levels below, where they see it too
 PHASES = {"engine": (Phase.generate,)}
 # every so many chunks one is steered by hypothesis.target, which works on Hypothesis' own draws alone; the others draw
