@@ -39,10 +39,11 @@ def named_cases(level: str) -> list[Planned]:
 
 
 def kept_cases(level: str) -> list[Planned]:
-    """The corpus, in what the level plays."""
-    cases = [for_engine(case) if level == "engine" else case for case in corpus()]
-    planned = [Planned(case, level) for case in cases]
-    return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
+    """The corpus; in the engine each of its schedules once, those of one ring length together."""
+    if level != "engine":
+        return [Planned(case, level) for case in corpus()]
+    schedules = {(case.replay, case.cache, case.requests, case.steps): case for case in map(for_engine, corpus())}
+    return [Planned(case, level) for case in sorted(schedules.values(), key=lambda case: astuple(case.replay))]
 
 
 def plan(
