@@ -70,7 +70,7 @@ function layout(record) {
     lane: new Map(lanes.map((lane) => [lane.request, lane])),
     end: shown.length * WIDE,
     // a short schedule still has room for the sentence about its first bad cell
-    width: Math.max(shown.length * WIDE + 8, 560),
+    width: Math.max(shown.length * WIDE + 8, 760),
     height: padded ? y + HIGH + 8 : y,
     badColumn: inside ? (bad.step - from) * WIDE : null,
     badLane: inside ? lanes.find((lane) => lane.request === bad.request) || null : null,
@@ -212,7 +212,7 @@ function callout(record, plan) {
   const [top, text] = [lane.y + HIGH + 3, lines.join("; ")];
   const space = 7 * text.length;
   // the sentence stands on the side of the arrow that has room for it
-  const right = x + 14 + space < plan.width || x < plan.width / 2;
+  const right = x + 14 + space < plan.width || x - 14 < space;
   return [draw("path", { class: "arrow", d: `M${right ? x + 12 : x - 12} ${top + 27}H${x}V${top + 8}` }),
     draw("path", { class: "arrowhead", d: `M${x} ${top}l5 9h-10z` }),
     label("label bad-text", right ? x + 17 : x - 17, top + 31, text, { "text-anchor": right ? "start" : "end" })];
