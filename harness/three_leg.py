@@ -83,7 +83,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Run:
-    """One request's rows in one quantity. ``sizes`` are those of the true values."""
+    """One request's rows in one quantity. ``sizes`` are those of the summands behind the true values."""
 
     request: int
     rms: Share
@@ -173,7 +173,7 @@ def judged_runs(legs: Legs, quantity: Quantity) -> list[Run]:
             Share(errors[one].rms, rms, roundings[one].rms),
             Share(errors[one].largest, largest, roundings[one].largest),
         )
-        runs.append(Run(one, *shares, baselines[one], sizes[one], limit))
+        runs.append(Run(one, *shares, baselines[one], summands[one], limit))
     return runs
 
 

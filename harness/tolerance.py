@@ -15,8 +15,8 @@ class Limit:
     summands at least. A maximum is always one of few: the largest values of a run may all be of one token, and share
     the errors of its decay, write strength and k . q.
     ``storage_rms``, ``storage_max``: factors on the error that 16-bit storage makes by itself. ``baseline_error``: the
-    baseline's own maximum error over a run, as a share of the largest true value of the head: beyond it both legs share
-    a fault.
+    baseline's own maximum error over a run, as a share of the largest sum of summands: beyond it both legs share a
+    fault.
     """
 
     rms_ratio: float
@@ -36,9 +36,9 @@ def layer_limit(entries: int) -> Limit:
 
 # by number of entries: few numbers are noisy. The same in all regimes and dtypes, since the shares follow both
 LAYER = (
-    (7, Limit(2.5, 4.0, 1.5, 2.0, 2e-7, 2e-7, 1e-5, "")),
-    (15, Limit(2.5, 4.0, 1.5, 2.0, 1.5e-7, 2e-7, 1e-5, "")),
-    (sys.maxsize, Limit(2.0, 4.0, 1.1, 1.3, 1.5e-7, 2e-7, 1e-5, "")),
+    (7, Limit(2.5, 3.0, 1.5, 2.0, 1.5e-7, 1.5e-7, 1e-5, "")),
+    (63, Limit(2.5, 3.0, 1.5, 2.0, 1.1e-7, 1.5e-7, 1e-5, "")),
+    (sys.maxsize, Limit(2.0, 3.0, 1.2, 1.3, 1.1e-7, 1.5e-7, 1e-5, "")),
 )
 # log-probabilities of a whole model, all in float32
 ENGINE_FLOAT32 = Limit(

@@ -56,7 +56,8 @@ def test_one_wrong_head_is_found_and_named(clean: Legs) -> None:
 def test_a_slightly_noisy_run_is_rejected_by_rms(clean: Legs) -> None:
     """Four times the baseline's error everywhere: no single entry is far off, the run is."""
     assert clean.truth is not None and clean.baseline is not None
-    noise = (clean.baseline.outputs.double() - clean.truth.outputs) * 3.5
+    usual = (clean.baseline.outputs.double() - clean.truth.outputs).square().mean((0, 2), keepdim=True).sqrt()
+    noise = 4.0 * usual * torch.ones_like(clean.truth.outputs)
     verdict = judge(with_subject(clean, outputs=clean.truth.outputs + noise))
     assert verdict.outcome == FAIL and verdict.reason is not None and "RMS" in verdict.reason
 
