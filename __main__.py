@@ -43,6 +43,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     """Run a campaign and write its directory and page."""
     _resumed_settings(arguments)
+    if arguments.database is not None:
+        # worker processes inherit it
+        os.environ["REPLAY_PARITY_DATABASE"] = str(arguments.database.resolve())
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
     from replay_parity.harness.campaign import run_campaign
     from replay_parity.harness.plan import plan, size
@@ -273,6 +276,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     names = sorted({name for targets in TARGETS.values() for name in targets})
     run.add_argument("--target", choices=names, help="what is judged (default: the first of `torch`, `plugin`)")
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
+    run.add_argument(
+        "--database",
+        type=Path,
+        metavar="DIR",
+        help="keep failures in this Hypothesis database and try those it holds first; what is run then depends on it",
+    )
     run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
     run.set_defaults(command=_run)

@@ -7,11 +7,13 @@ run it. Beside cases/strategies.py the only file that imports hypothesis.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings, target
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ..cases.case import Case
 from ..cases.strategies import BACKEND, cases
@@ -20,6 +22,8 @@ from .outcome import FAIL
 from .run_dir import GENERATED
 
 CHUNK_SIZE = 50
+# environment variable: the directory of a Hypothesis database, private or shared
+DATABASE = "REPLAY_PARITY_DATABASE"
 REGIMES = {
     "kernel": ("exact", "model_like", "adversarial"),
     "schedule": ("exact", "model_like", "adversarial"),
@@ -83,9 +87,9 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
     @hypothesis.seed(chunk.seed * 1_000_003 + chunk.index)
     @settings(
         max_examples=chunk.size,
-        database=None,
+        database=_database(),
         deadline=None,
-        phases=PHASES.get(chunk.level, (Phase.generate, Phase.target, Phase.shrink)),
+        phases=_phases(chunk),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         backend="hypothesis" if chunk.index % STEERED == STEERED - 1 else BACKEND,
@@ -108,6 +112,18 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
     except _Found:
         kept[-1] = smallest[0]
     return kept
+
+
+def _database() -> DirectoryBasedExampleDatabase | None:
+    """The directory that the environment names; None keeps nothing, so that a seed alone decides what is run."""
+    folder = os.environ.get(DATABASE)
+    return DirectoryBasedExampleDatabase(folder) if folder else None
+
+
+def _phases(chunk: Chunk) -> tuple[Phase, ...]:
+    """What was found before comes first, in the first chunk."""
+    phases = PHASES.get(chunk.level, (Phase.generate, Phase.target, Phase.shrink))
+    return (Phase.reuse, *phases) if os.environ.get(DATABASE) and chunk.index == 0 else phases
 
 
 def drawn_cases(level: str, regimes: tuple[str, ...], seed: int, count: int) -> list[Case]:

@@ -12,7 +12,7 @@ from replay_parity.cases.case import Case
 from replay_parity.cases.corpus import corpus, for_engine
 from replay_parity.cases.timeline import play
 from replay_parity.harness.campaign import run_campaign
-from replay_parity.harness.explore import Chunk, chunks, explore
+from replay_parity.harness.explore import DATABASE, Chunk, chunks, explore
 from replay_parity.harness.fault_catalogue import FAULTS, Edit, Fault
 from replay_parity.harness.fault_run import CAUGHT, SURVIVED, hunt
 from replay_parity.harness.judge_case import judge_case
@@ -54,6 +54,15 @@ def test_a_failure_comes_out_small_and_replays(fault: str) -> None:
     assert len(found.case.requests) <= 2 and len(found.case.steps) <= 8
     assert judge_case(SchedulePath(fault), found.case).record["verdict"] == FAIL
     assert judge_case(SchedulePath(), found.case).record["verdict"] == PASS
+
+
+def test_a_database_brings_back_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found once with one seed, tried first with another: no example is spent on looking for it."""
+    monkeypatch.setenv(DATABASE, str(tmp_path / "shared"))
+    found = hunt("cursor.align_no_flush", "schedule", 100, SEED)
+    again = hunt("cursor.align_no_flush", "schedule", 100, SEED + 1)
+    assert found.outcome == again.outcome == CAUGHT
+    assert again.examples <= 2 < found.examples
 
 
 def test_an_equivalent_mutant_survives(monkeypatch: pytest.MonkeyPatch) -> None:
