@@ -86,8 +86,7 @@ def summand_trace(case: Case, timeline: Timeline, inputs: LayerInputs, cursors: 
             token.dt_bias,
         )
         held[slots] = torch.where(joined[:, None, None, None], true.states[where].square(), after)
-        # a sum of n summands of one sign is rounded in proportion to itself, which is up to sqrt(n) times their squares
-        outputs.append((output + true.outputs[where].square()).sqrt())
+        outputs.append(output.sqrt())
         states.append((state + true.states[where].square())[joined & ~fresh].sqrt())
     flushes = cursors.rows.select(cursors.is_flush.nonzero()[0])
     return Trace(timeline_rows(timeline), torch.cat(outputs), flushes, torch.cat(states))

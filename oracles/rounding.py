@@ -57,7 +57,8 @@ def summand_squares(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums of squares of what a token's o and S are sums of: (o [R, HV, V], S [R, HV, V, K], held afterwards), float64.
 
-    Rounding is in proportion to the summands, not to what is left of them after they cancel, and adds up by squares.
+    Rounding is in proportion to the summands, not to what is left of them after they cancel, and adds up by squares. A
+    dot product counts beside its summands: where those are of one sign it is rounded in proportion to itself.
     held [R, HV, V, K]: the squares that the state before the token is a sum of, checkpoint and ring entries; before:
     that state itself. Tokens as in ``rounded_decode``. Afterwards the ring's d is held as it is.
     """
@@ -65,10 +66,13 @@ def summand_squares(
     # exp(g) is off by |g| units where g is off by one
     decay = alpha * (1.0 - torch.log(alpha.clamp_min(TINY)))
     kept = decay.square() * held
-    d = beta.square() * (v.double().square() + _read(kept, key.square()))
+    recalled = _read(alpha * before, key)
+    appended = beta * (v.double() - recalled)
+    d = beta.square() * (v.double().square() + recalled.square() + _read(kept, key.square()))
     states = kept + _outer(d, key.square())
-    appended = beta * (v.double() - _read(alpha * before, key))
-    return _read(states, query.square()), states, kept + _outer(appended, key).square()
+    overlap = (key * query).sum(-1, keepdim=True)
+    blocks = _read(alpha * before, query).square() + (appended * overlap).square()
+    return _read(states, query.square()) + blocks, states, kept + _outer(appended, key).square()
 
 
 def _gates_and_keys(
