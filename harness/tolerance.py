@@ -34,11 +34,16 @@ def layer_limit(entries: int) -> Limit:
     return next(limit for most, limit in LAYER if entries <= most)
 
 
+_SEEN = (
+    "schedule cases of every regime and dtype, seed 1: 2064 (at floors a third higher) and 214 (at these), no false "
+    "alarm; RMS ratio at most 1.71, maximum ratio at most 2.56, storage factors at most 1.03 and 1.48; planted "
+    "faults: storage RMS 1.18 and more, RMS ratio 1e4 and more; measured again by `bench --what tolerance`"
+)
 # by number of entries: few numbers are noisy. The same in all regimes and dtypes, since the shares follow both
 LAYER = (
-    (7, Limit(2.5, 3.0, 1.5, 2.0, 1.5e-7, 1.5e-7, 1e-5, "")),
-    (63, Limit(2.5, 3.0, 1.5, 2.0, 1.1e-7, 1.5e-7, 1e-5, "")),
-    (sys.maxsize, Limit(2.0, 3.0, 1.2, 1.3, 1.1e-7, 1.5e-7, 1e-5, "")),
+    (7, Limit(2.5, 4.0, 1.5, 2.0, 1.5e-7, 1.5e-7, 1e-5, _SEEN)),
+    (63, Limit(2.5, 4.0, 1.5, 2.0, 1.1e-7, 1.5e-7, 1e-5, _SEEN)),
+    (sys.maxsize, Limit(2.0, 4.0, 1.2, 1.3, 1.1e-7, 1.5e-7, 1e-5, _SEEN)),
 )
 # log-probabilities of a whole model, all in float32
 ENGINE_FLOAT32 = Limit(
