@@ -3,8 +3,8 @@
 A run is the rows of one request; each value head of it is judged by itself, because heads may differ by orders of
 magnitude and a large one would hide a small one. What is allowed has two shares:
 
-- arithmetic: the baseline's error, taken from the head or from the whole run, whichever is larger (a few numbers may
-  be right by luck), times a factor;
+- arithmetic: the baseline's error in the head, that of all heads together or the floor that the summands behind the
+  values set, whichever is largest (a few numbers may be right by luck), times a factor;
 - storage: the error of the leg that only rounds what must be stored in 16 bits, in the head itself, times a factor.
 
 Shares add up as independent errors do: by squares for the RMS, plainly for the maximum.
