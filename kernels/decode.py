@@ -1,4 +1,4 @@
-"""Decode operators of one Gated DeltaNet layer: argument checks, then the backend of the tensors' device.
+"""Decode operators of one Gated DeltaNet layer: argument checks, then the backend: Triton on CUDA, torch on a CPU.
 
 `gdn_packed_decode` reads and writes the state each step. `gdn_replay_decode` (ReplaySSM for GDN: vLLM #48792, #62004)
 reads a checkpoint state and a ring of pending tokens, appends to the ring, and writes the state on a flush only.
@@ -7,13 +7,15 @@ reads a checkpoint state and a ring of pending tokens, appends to the ring, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Literal
 
 import torch
 
 from . import decode_torch
 
-Backend = Literal["auto", "torch"]
+Backend = Literal["auto", "torch", "triton"]
 
 ACTIVATION_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -54,9 +56,10 @@ def gdn_replay_decode(
     rows change no byte and get zeros. write_pos [R] int, is_flush [R] bool or int8: see `cursor.decode_cursor`;
     values are not checked, since that would read device memory.
     out [R, HV, V] of v's dtype, made where None. use_qk_l2norm: q and k come as they are, not yet normalised.
-    backend "torch" forces the torch formulation on any device.
+    backend "auto" is "triton" for CUDA tensors and "torch" for CPU ones. "torch" runs on any device; "triton" takes
+    CPU tensors under a Triton interpreter only (TRITON_INTERPRET=1 before triton is imported, or the harness's).
 
-    Raises DecodeArgumentError naming the argument, NotImplementedError where the device has no backend.
+    Raises DecodeArgumentError naming the argument, NotImplementedError where the backend cannot run.
     """
     sizes = _check_token(q, k, v, a, b, A_log, dt_bias)
     _check_state(state, sizes)
@@ -69,8 +72,8 @@ def gdn_replay_decode(
         v, q=q, k=k, a=a, b=b, A_log=A_log, dt_bias=dt_bias, state=state, ring_d=ring_d, ring_k=ring_k,
         ring_g=ring_g, slots=slots, write_pos=write_pos, is_flush=is_flush, out=out,
     )  # fmt: skip
-    _check_backend(backend, v.device)
-    decode_torch.replay_decode(
+    formulation = _formulation(backend, v.device)
+    formulation.replay_decode(
         q, k, v, a, b, A_log, dt_bias, state, ring_d, ring_k, ring_g, slots, write_pos, is_flush, out, use_qk_l2norm
     )
     return out
@@ -100,8 +103,8 @@ def gdn_packed_decode(
     _check_index("slots", slots, sizes["R"], INDEX_DTYPES)
     out = _check_out(out, v)
     _check_devices(v, q=q, k=k, a=a, b=b, A_log=A_log, dt_bias=dt_bias, state=state, slots=slots, out=out)
-    _check_backend(backend, v.device)
-    decode_torch.packed_decode(q, k, v, a, b, A_log, dt_bias, state, slots, out, use_qk_l2norm)
+    formulation = _formulation(backend, v.device)
+    formulation.packed_decode(q, k, v, a, b, A_log, dt_bias, state, slots, out, use_qk_l2norm)
     return out
 
 
@@ -196,11 +199,21 @@ def _check_devices(v: torch.Tensor, **others: torch.Tensor) -> None:
             raise DecodeArgumentError(f"{name}: is on {tensor.device}, but v is on {v.device}")
 
 
-def _check_backend(backend: str, device: torch.device) -> None:
-    """Refuse an unknown backend, and a device that has none yet."""
-    if backend not in ("auto", "torch"):
-        raise DecodeArgumentError(f'backend: expected "auto" or "torch", got {backend!r}')
-    if backend == "auto" and device.type != "cpu":
+def _formulation(backend: str, device: torch.device) -> ModuleType:
+    """The module whose replay_decode and packed_decode run; refuses a backend that is unknown or cannot run."""
+    if backend not in ("auto", "torch", "triton"):
+        raise DecodeArgumentError(f'backend: expected "auto", "torch" or "triton", got {backend!r}')
+    if backend == "torch" or (backend == "auto" and device.type == "cpu"):
+        return decode_torch
+    if device.type not in ("cpu", "cuda"):
         raise NotImplementedError(
             f'no GDN decode backend for {device.type} tensors yet; pass backend="torch" for the torch formulation'
         )
+    if find_spec("triton") is None:
+        raise NotImplementedError(
+            'backend: triton is not installed; install it, or pass backend="torch" for the torch formulation'
+        )
+    # only here: the torch formulation needs no triton
+    from . import decode_launch
+
+    return decode_launch

@@ -115,5 +115,5 @@ def test_device_without_backend() -> None:
 
 def test_unknown_backend() -> None:
     wrong: Any = "cuda"
-    with pytest.raises(DecodeArgumentError, match=r"^backend: expected .auto. or .torch., got 'cuda'"):
+    with pytest.raises(DecodeArgumentError, match=r"^backend: expected .auto., .torch. or .triton., got 'cuda'"):
         gdn_replay_decode(**good(), backend=wrong)
