@@ -21,8 +21,8 @@ class Legs:
 
     Where the layer levels store anything in 16 bits (the exact regime apart) the baseline is float32 all through, on
     the rounded inputs; ``rounding`` is the truth with only the roundings that storage makes unavoidable (outputs not
-    rounded); ``wide``, under 16-bit activations, is the subject once more on the same inputs in float32, because 16-bit
-    outputs hide faults.
+    rounded), ``undecided`` what roundings that may go either way can change in its entries; ``wide``, under 16-bit
+    activations, is the subject once more on the same inputs in float32, because 16-bit outputs hide faults.
     """
 
     level: str
@@ -33,6 +33,7 @@ class Legs:
     baseline: Trace | None
     failure: Failure | None = None
     rounding: Trace | None = None
+    undecided: Trace | None = None
     summands: Trace | None = None
     wide: Trace | None = None
 

@@ -12,7 +12,7 @@ from .contract import Legs
 from .faults import plant
 from .layer_leg import StepRows
 from .oracle_path import LayerTruth, layer_truth, ledger_cursors, oracle_trace
-from .rounding_leg import in_float32, rounding_trace, rounds, summand_trace
+from .rounding_leg import in_float32, judged_by_error, rounding_trace, rounds, summand_trace
 from .schedule_path import BaselineRunner, flush_lookup, run_subject, told
 from .trace import Cursors
 
@@ -26,6 +26,7 @@ class KernelPath:
     def __init__(self, fault: str | None = None) -> None:
         self.fault = fault
 
+    @torch.inference_mode()
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay op, packed op; both ops start from the oracle's float32 prefill."""
         timeline = play(case)
@@ -33,7 +34,9 @@ class KernelPath:
         cursors = ledger_cursors(case, timeline)
         true = layer_truth(case, inputs, torch.float64)
         truth = oracle_trace(timeline, true, cursors)
-        rounding = rounding_trace(case, timeline, inputs, cursors, prefilled=true) if rounds(case) else None
+        rounding, undecided = (
+            rounding_trace(case, timeline, inputs, cursors, prefilled=true) if rounds(case) else (None, None)
+        )
         prefilled = layer_truth(case, inputs, torch.float32)
         plain, plain_inputs = in_float32(case, inputs)
         baseline = _PackedOp(plain, timeline, plain_inputs, cursors, prefilled).run()
@@ -41,8 +44,8 @@ class KernelPath:
             subject, wide, failure = run_subject(
                 lambda given: _ReplayOp(case, timeline, given, cursors, prefilled), case, inputs
             )
-        summands = summand_trace(case, timeline, inputs, cursors, true)
-        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
+        summands = summand_trace(case, timeline, inputs, cursors, true) if judged_by_error(case) else None
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, undecided, summands, wide)
 
 
 class _PackedOp(BaselineRunner):

@@ -83,9 +83,10 @@ class LayerLeg:
 
     def tokens(self, request: IntArray, position: IntArray, size: int) -> Tokens:
         """One token a row, [size, ...]; padded rows hold poison or another row's numbers."""
+        where = torch.from_numpy(padded(request, size)), torch.from_numpy(padded(position, size))
         parts = []
         for source in (self.inputs.q, self.inputs.k, self.inputs.v, self.inputs.a, self.inputs.b):
-            rows = source[torch.from_numpy(padded(request, size)), torch.from_numpy(padded(position, size))]
+            rows = source[where]
             if self.memory.poison == "nan":
                 rows[len(request) :] = float("nan")
             parts.append(rows)

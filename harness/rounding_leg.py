@@ -11,7 +11,7 @@ from ..cases.case import Case, Replay
 from ..cases.inputs import TORCH_DTYPES, LayerInputs
 from ..cases.timeline import Row, Timeline
 from ..oracles.recurrence import gdn_recurrence
-from ..oracles.rounding import rounded_decode, summand_squares
+from ..oracles.rounding import rounded_decode, summand_squares, undecided_state
 from .oracle_path import LayerTruth, timeline_rows
 from .trace import Cursors, Trace
 
@@ -24,7 +24,12 @@ def rounds(case: Case) -> bool:
     """True where anything is stored in 16 bits and rounds for it: nothing does in the exact regime."""
     replay = case.replay
     kinds = {replay.ring_dtype, replay.state_dtype, replay.activation_dtype}
-    return kinds != {"float32"} and case.inputs.regime != "exact"
+    return kinds != {"float32"} and judged_by_error(case)
+
+
+def judged_by_error(case: Case) -> bool:
+    """True where legs are held against each other by their errors; in the exact regime bits must be equal."""
+    return case.inputs.regime != "exact"
 
 
 def in_float32(case: Case, inputs: LayerInputs) -> tuple[Case, LayerInputs]:
@@ -41,19 +46,24 @@ def widened(inputs: LayerInputs) -> LayerInputs:
 
 def rounding_trace(
     case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, prefilled: LayerTruth | None = None
-) -> Trace:
-    """Outputs of every row, unrounded, and the states after flushes, float64.
+) -> tuple[Trace, Trace]:
+    """Outputs of every row, unrounded, and the states after flushes; then what undecided roundings may change in both.
 
-    ``prefilled``: what the kernel level starts from after each prefill chunk; None: the rows' own prefill.
+    All float64. ``prefilled``: what the kernel level starts from after each prefill chunk; None: the rows' own prefill.
     Raises RoundingError where the ring or the state overflows.
     """
     leg = _Leg(case, timeline, inputs, cursors, prefilled)
-    outputs = torch.cat([leg.step(index) for index in range(len(timeline.steps))])
-    states = torch.stack(leg.kept) if leg.kept else leg.states[:0]
+    for index in range(len(timeline.steps)):
+        leg.step(index)
+    outputs, undecided = torch.cat(leg.outputs), torch.cat(leg.undecided_outputs).sqrt()
+    states, undecided_states = (
+        torch.stack(kept) if kept else leg.states[:0] for kept in (leg.kept, leg.undecided_kept)
+    )
     for name, values in (("output", outputs), ("state", leg.states), ("state", states)):
         if not bool(torch.isfinite(values).all()):
             raise RoundingError(f"inputs: the right {name} overflows the ring or state dtype; use smaller values")
-    return Trace(timeline_rows(timeline), outputs, cursors.rows.select(cursors.is_flush.nonzero()[0]), states)
+    rows, flushes = timeline_rows(timeline), cursors.rows.select(cursors.is_flush.nonzero()[0])
+    return Trace(rows, outputs, flushes, states), Trace(rows, undecided, flushes, undecided_states.sqrt())
 
 
 def summand_trace(case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, true: LayerTruth) -> Trace:
@@ -105,30 +115,39 @@ class _Leg:
         geometry = case.geometry
         shape = (timeline.num_slots, geometry.num_v_heads, geometry.head_v_dim, geometry.head_k_dim)
         self.states = torch.zeros(shape, dtype=torch.float64)
+        # squares of undecided steps, by slot like the states
+        self.undecided = torch.zeros_like(self.states)
+        self.outputs: list[Tensor] = []
+        self.undecided_outputs: list[Tensor] = []
         self.kept: list[Tensor] = []
+        self.undecided_kept: list[Tensor] = []
 
-    def step(self, index: int) -> Tensor:
-        """Outputs [R, HV, V] of one step's rows."""
+    def step(self, index: int) -> None:
+        """Run one step's rows and keep their outputs [R, HV, V]."""
         rows = self.timeline.steps[index].rows
         for row in rows:
             if row.copy_from is not None:
                 self.states[row.slot] = self.states[row.copy_from]
+                self.undecided[row.slot] = self.undecided[row.copy_from]
         decodes = [place for place, row in enumerate(rows) if row.runs_as_decode]
         outputs = torch.empty((len(rows), *self.states.shape[1:3]), dtype=torch.float64)
+        undecided = torch.zeros_like(outputs)
         if decodes:
             flushes = torch.tensor([self.is_flush[index, place] for place in decodes])
-            outputs[decodes] = self._decode([rows[place] for place in decodes], flushes)
+            outputs[decodes], undecided[decodes] = self._decode([rows[place] for place in decodes], flushes)
         for place, row in enumerate(rows):
             if not row.runs_as_decode:
                 outputs[place] = self._prefill(row)
-        return outputs
+        self.outputs.append(outputs)
+        self.undecided_outputs.append(undecided)
 
-    def _decode(self, rows: list[Row], is_flush: Tensor) -> Tensor:
+    def _decode(self, rows: list[Row], is_flush: Tensor) -> tuple[Tensor, Tensor]:
         slots = [row.slot for row in rows]
         where = (torch.tensor([row.request for row in rows]), torch.tensor([row.num_computed for row in rows]))
         token = _select(self.inputs, where)
-        output, self.states[slots] = rounded_decode(
+        output, self.states[slots], undecided, self.undecided[slots] = rounded_decode(
             self.states[slots],
+            self.undecided[slots],
             token.q,
             token.k,
             token.v,
@@ -142,7 +161,8 @@ class _Leg:
         )
         flushed = [slot for slot, folds in zip(slots, is_flush.tolist(), strict=True) if folds]
         self.kept += [self.states[slot].clone() for slot in flushed]
-        return output
+        self.undecided_kept += [self.undecided[slot].clone() for slot in flushed]
+        return output, undecided
 
     def _prefill(self, row: Row) -> Tensor:
         """A chunk ends in one rounding of the state."""
@@ -152,6 +172,7 @@ class _Leg:
         else:
             output, state = self._own_prefill(row)
         self.states[row.slot] = state.to(self.state_dtype).double()
+        self.undecided[row.slot] = undecided_state(state.double(), self.state_dtype).square()
         return output.double()
 
     def _own_prefill(self, row: Row) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from .faults import plant
 from .layer_leg import LayerLeg, StepRows, step_rows
 from .layer_memory import LayerMemory
 from .oracle_path import layer_truth, ledger_cursors, oracle_trace
-from .rounding_leg import in_float32, rounding_trace, rounds, summand_trace, widened
+from .rounding_leg import in_float32, judged_by_error, rounding_trace, rounds, summand_trace, widened
 from .trace import Cursors, Failure, IntArray, Trace
 
 
@@ -29,6 +29,7 @@ class SchedulePath:
     def __init__(self, fault: str | None = None) -> None:
         self.fault = fault
 
+    @torch.inference_mode()
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay, packed decode."""
         timeline = play(case)
@@ -36,13 +37,13 @@ class SchedulePath:
         cursors = ledger_cursors(case, timeline)
         true = layer_truth(case, inputs, torch.float64)
         truth = oracle_trace(timeline, true, cursors)
-        rounding = rounding_trace(case, timeline, inputs, cursors) if rounds(case) else None
+        rounding, undecided = rounding_trace(case, timeline, inputs, cursors) if rounds(case) else (None, None)
         plain, plain_inputs = in_float32(case, inputs)
         baseline = BaselineRunner(plain, timeline, plain_inputs, cursors).run()
         with plant(self.fault, self.level):
             subject, wide, failure = run_subject(lambda given: self.subject_runner(case, timeline, given), case, inputs)
-        summands = summand_trace(case, timeline, inputs, cursors, true)
-        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, summands, wide)
+        summands = summand_trace(case, timeline, inputs, cursors, true) if judged_by_error(case) else None
+        return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, undecided, summands, wide)
 
     def subject_runner(self, case: Case, timeline: Timeline, inputs: LayerInputs) -> ReplayRunner:
         """The subject of one run; another one in subclasses."""

@@ -5,7 +5,8 @@ magnitude and a large one would hide a small one. What is allowed has two shares
 
 - arithmetic: the baseline's error in the head, that of all heads together or the floor that the summands behind the
   values set, whichever is largest (a few numbers may be right by luck), times a factor;
-- storage: the error of the leg that only rounds what must be stored in 16 bits, in the head itself, times a factor.
+- storage: the error of the leg that only rounds what must be stored in 16 bits, in the head itself, times a factor;
+  with what roundings may change that can go either way.
 
 Shares add up as independent errors do: by squares for the RMS, plainly for the maximum.
 """
@@ -13,7 +14,7 @@ Shares add up as independent errors do: by squares for the RMS, plainly for the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -44,7 +45,8 @@ class Measured:
 class Quantity:
     """Outputs, or states after flushes, of all legs, entries matched: [N, heads, ...] each.
 
-    ``rounding`` is the truth as storage rounds it, equal to ``truth`` where all is float32; ``summands``: what the true
+    ``rounding`` is the truth as storage rounds it, equal to ``truth`` where all is float32; ``undecided``: how far a
+    rounding that may go either way can move an entry of it, 0 where none can; ``summands``: what the true
     values would be if nothing cancelled.
     """
 
@@ -54,6 +56,7 @@ class Quantity:
     subject: Tensor
     baseline: Tensor
     rounding: Tensor
+    undecided: Tensor
     summands: Tensor
 
 
@@ -131,14 +134,19 @@ def quantities(legs: Legs) -> Iterator[Quantity]:
     truth = legs.truth
     rounding = legs.rounding or truth
     summands = legs.summands or truth
+    undecided = legs.undecided or replace(
+        truth,
+        outputs=torch.zeros_like(truth.outputs),
+        states=None if truth.states is None else torch.zeros_like(truth.states),
+    )
     stored = TORCH_DTYPES[legs.case.replay.activation_dtype] if legs.rounding is not None else torch.float64
     for prefix, subject in (("", legs.subject), (WIDE, legs.wide)):
         if subject is None:
             continue
         rounded = rounding.outputs if prefix else rounding.outputs.to(stored).double()
-        others = (subject.outputs, legs.baseline.outputs, rounded, summands.outputs)
+        others = (subject.outputs, legs.baseline.outputs, rounded, undecided.outputs, summands.outputs)
         yield Quantity(f"{prefix}output", truth.rows, truth.outputs, *others)
-        yield from _states(f"{prefix}state", truth, subject, legs.baseline, rounding, summands)
+        yield from _states(f"{prefix}state", truth, subject, legs.baseline, rounding, undecided, summands)
 
 
 def _states(name: str, truth: Trace, *legs: Trace) -> Iterator[Quantity]:
@@ -164,14 +172,15 @@ def judged_runs(legs: Legs, quantity: Quantity) -> list[Run]:
         for values in (quantity.subject, quantity.baseline, quantity.rounding)
     )
     sizes, summands = (run_sizes(values, requests) for values in (quantity.truth, quantity.summands))
+    undecided = run_sizes(quantity.undecided, requests)
     runs = []
     for one in errors:
         limit = _limit(legs, int((requests == one).sum()))
         rms = _arithmetic(baselines[one].rms, sizes[one].rms, limit.rms_floor * summands[one].rms)
         largest = _arithmetic(baselines[one].largest, sizes[one].rms, limit.max_floor * summands[one].largest)
         shares = (
-            Share(errors[one].rms, rms, roundings[one].rms),
-            Share(errors[one].largest, largest, roundings[one].largest),
+            Share(errors[one].rms, rms, torch.hypot(roundings[one].rms, undecided[one].rms)),
+            Share(errors[one].largest, largest, roundings[one].largest + undecided[one].largest),
         )
         runs.append(Run(one, *shares, baselines[one], summands[one], limit))
     return runs

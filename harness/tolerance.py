@@ -14,9 +14,9 @@ class Limit:
     numbers that is small by luck, so it counts as ``rms_floor`` or ``max_floor`` times the size (RMS or maximum) of the
     summands at least. A maximum is always one of few: the largest values of a run may all be of one token, and share
     the errors of its decay, write strength and k . q.
-    ``storage_rms``, ``storage_max``: factors on the error that 16-bit storage makes by itself. ``baseline_error``: the
-    baseline's own maximum error over a run, as a share of the largest sum of summands: beyond it both legs share a
-    fault.
+    ``storage_rms``, ``storage_max``: factors on the error that 16-bit storage makes by itself, undecided roundings
+    (oracles/rounding.py) included. ``baseline_error``: the baseline's own maximum error over a run, as a share of the
+    largest sum of summands: beyond it both legs share a fault.
     """
 
     rms_ratio: float
@@ -34,29 +34,24 @@ def layer_limit(entries: int) -> Limit:
     return next(limit for most, limit in LAYER if entries <= most)
 
 
-_SEEN = (
-    "schedule cases of every regime and dtype, seed 1: 2064 (at floors a third higher) and 214 (at these), no false "
-    "alarm; RMS ratio at most 1.71, maximum ratio at most 2.56, storage factors at most 1.03 and 1.48; planted "
-    "faults: storage RMS 1.18 and more, RMS ratio 1e4 and more; measured again by `bench --what tolerance`"
-)
 # By number of entries: few numbers are noisy. The same in both regimes and all 27 classes of dtypes, since the shares
 # follow them. Evidence is from evidence.py with seed 0, which prints it class by class: at least 328 runs in each class
 # and regime. A run is one request, head and quantity; both levels play the same cases, and 16-bit activations count
 # twice, so independent ones are fewer. These seeds were looked at while the limits were set.
-# Where a value lies near a tie, float32 and float64 round it to either side. Such a flip was traced in a run of 15
-# numbers whose storage error it raised by a tenth; over 264 decodes flips average out, hence the tighter storage limits.
+# Where a value lies near a tie, float32 and float64 may round it to either side. Such a flip raised the storage
+# error of 15 numbers by a tenth and of one decode 2.3 times; flips are accounted for since (`Legs.undecided`).
 LAYER = (
     (
         7,
         Limit(
             rms_ratio=2.5,
-            max_ratio=3.0,
+            max_ratio=4.0,
             storage_rms=1.5,
             storage_max=2.0,
             rms_floor=1.5e-7,
             max_floor=1.5e-7,
             baseline_error=1e-5,
-            evidence="arithmetic, 6550 runs: RMS at most 1.36, maximum 1.86 (margins 1.8 and 1.6); storage, 22292 "
+            evidence="arithmetic, 6550 runs: RMS at most 1.36, maximum 1.86 (margins 1.8 and 2.1); storage, 22292 "
             "runs: RMS 1.12, maximum 1.34 (margins 1.3 and 1.4); baseline 4.2e-7 (margin 24)",
         ),
     ),
@@ -64,7 +59,7 @@ LAYER = (
         63,
         Limit(
             rms_ratio=2.5,
-            max_ratio=3.0,
+            max_ratio=4.0,
             storage_rms=1.5,
             storage_max=2.0,
             rms_floor=1.1e-7,
@@ -79,15 +74,15 @@ LAYER = (
         sys.maxsize,
         Limit(
             rms_ratio=2.0,
-            max_ratio=3.0,
+            max_ratio=4.0,
             storage_rms=1.2,
             storage_max=1.3,
             rms_floor=1.1e-7,
             max_floor=1.5e-7,
             baseline_error=1e-5,
-            evidence="264 decodes; arithmetic, 384 runs: RMS at most 1.18, maximum 1.79 (margins 1.6 and 1.6), RMS 1.56 "
-            "and maximum 2.11 in another 2228 float32 runs of 16 entries and more; storage, 3968 runs: RMS 1.02, maximum "
-            "1.12 (margins 1.17 and 1.16); baseline 4.4e-7 (margin 22)",
+            evidence="264 decodes; arithmetic, 384 runs: RMS at most 1.18, maximum 1.79 (margins 1.6 and 2.2), RMS "
+            "1.56 and maximum 2.11 in another 2228 float32 runs of 16 entries or more; storage, 3968 runs: RMS 1.02, "
+            "maximum 1.12 (margins 1.17 and 1.16); baseline 4.4e-7 (margin 22)",
         ),
     ),
 )

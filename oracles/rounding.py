@@ -4,6 +4,10 @@ Replay keeps the corrected value d and the key k of a pending token in the ring'
 state's dtype. Between flushes the state it stands for is the decayed checkpoint and the decayed ring entries, so it
 follows the recurrence with the rounded d and k; a flush folds its own token unrounded and rounds the checkpoint. The
 token at hand is used unrounded everywhere else.
+
+A value next to the middle between two numbers of the dtype may be rounded to either of them, since an implementation in
+float32 knows it a little less well. Such an undecided value counts with one step of the dtype; steps that reach an
+entry add up by squares.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from .recurrence import L2_EPS
 
 # keeps the logarithm of a decay that has underflowed finite
 TINY = 1e-300
+# how far from the middle an undecided value may lie, as a share of the size of what it is a sum of: 4 units of float32
+UNDECIDED = 4 * 2.0**-24
 
 
 def rounded_decode(
     state: Tensor,
+    undecided: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -30,18 +37,45 @@ def rounded_decode(
     is_flush: Tensor,
     ring_dtype: torch.dtype,
     state_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """One token a row: (o [R, HV, V] unrounded, the state [R, HV, V, K] that replay stands for), both float64.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One token a row: (o, S, squares of undecided steps in o, those in S), all float64.
 
-    state [R, HV, V, K] float64 before the token; q, k [R, H, K]; v [R, HV, V]; a, b [R, HV]; is_flush [R] bool.
+    o [R, HV, V] is unrounded, S [R, HV, V, K] the state that replay stands for; ``state`` and ``undecided``
+    [R, HV, V, K] are S and its squares before the token; q, k [R, H, K]; v [R, HV, V]; a, b [R, HV]; is_flush [R] bool.
     """
     query, key, alpha, beta = _gates_and_keys(q, k, a, b, A_log, dt_bias)
-    decayed = alpha * state
-    d = beta * (v.double() - _read(decayed, key))
+    decayed, carried = alpha * state, alpha.square() * undecided
+    recalled = _read(decayed, key)
+    d = beta * (v.double() - recalled)
     folded = decayed + _outer(d, key)
     appended = decayed + _outer(d.to(ring_dtype).double(), key.to(ring_dtype).double())
-    kept = torch.where(is_flush[:, None, None, None], folded.to(state_dtype).double(), appended)
-    return _read(folded, query), kept
+    flushes = is_flush[:, None, None, None]
+    kept = torch.where(flushes, folded.to(state_dtype).double(), appended)
+
+    step_d = undecided_step(d, ring_dtype, beta * (v.double().abs() + recalled.abs()).amax(-1, keepdim=True))
+    step_k = undecided_step(key, ring_dtype, key.abs())
+    steps = _outer(step_d.square(), key.square()) + _outer(d.square(), step_k.square())
+    after = carried + torch.where(flushes, undecided_state(folded, state_dtype).square(), steps)
+    return _read(folded, query), kept, _read(carried, query.square()), after
+
+
+def undecided_state(state: Tensor, dtype: torch.dtype) -> Tensor:
+    """``undecided_step`` of states [..., V, K]; an entry is as well known as the largest of its head."""
+    return undecided_step(state, dtype, state.abs().amax((-2, -1), keepdim=True))
+
+
+def undecided_step(x: Tensor, dtype: torch.dtype, size: Tensor) -> Tensor:
+    """The distance of the two numbers of ``dtype`` around x where x is undecided, else 0; float64 of x's shape.
+
+    ``size``: of what x is a sum of, broadcast to x. Nothing is undecided where the dtype is float32 or wider.
+    """
+    if torch.finfo(dtype).bits >= 32:
+        return torch.zeros_like(x)
+    info = torch.finfo(dtype)
+    exponent = torch.frexp(x).exponent.double() - 1.0
+    step = (torch.exp2(exponent) * info.eps).clamp_min(info.smallest_normal * info.eps)
+    from_middle = (step / 2 - (x - x.to(dtype).double()).abs()).abs()
+    return torch.where(from_middle <= UNDECIDED * size, step, 0.0)
 
 
 def summand_squares(

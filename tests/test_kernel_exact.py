@@ -142,8 +142,10 @@ BROKEN: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
     ),
     "undecayed checkpoint": (
         "recall",
-        lambda checkpoint, pending, x: decode_torch.read_state(checkpoint, x)
-        + (pending.d * (pending.weight * (pending.k * x[:, :, None, :]).sum(-1))[..., None]).sum(-2),
+        lambda checkpoint, pending, x: (
+            decode_torch.read_state(checkpoint, x)
+            + (pending.d * (pending.weight * (pending.k * x[:, :, None, :]).sum(-1))[..., None]).sum(-2)
+        ),
     ),
     "wrong key head": ("key_head_of", lambda h, hv, device: torch.arange(hv, device=device) % h),
     "flush keeps the old state": ("fold", lambda checkpoint, pending, token, delta: checkpoint),

@@ -181,9 +181,7 @@ BROKEN: dict[str, tuple[str, Callable[..., object]]] = {
     ),
     "next entry": (
         "put_entry",
-        lambda ring, slot, position, value, write: PUT_ENTRY(
-            ring, slot, (position + 1) % ring.shape[2], value, write
-        ),
+        lambda ring, slot, position, value, write: PUT_ENTRY(ring, slot, (position + 1) % ring.shape[2], value, write),
     ),
     "entry also on a flush": (
         "put_entry",

@@ -79,9 +79,7 @@ def draw(seed: int, shape: str = "grouped") -> Inputs:
 
 def dense(x: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Outputs and states of all tokens by the unrolled sum of the file docstring, shaped as in ``Inputs.run``."""
-    q, k, v, a, b, A_log, dt_bias = (
-        t.double().numpy() for t in (x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias)
-    )
+    q, k, v, a, b, A_log, dt_bias = (t.double().numpy() for t in (x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias))
     (B, T, H, K), (HV, V) = k.shape, v.shape[2:]
     S0 = np.zeros((B, HV, V, K)) if x.initial_state is None else x.initial_state.double().numpy()
     outputs, states = np.zeros((B, T, HV, V)), np.zeros((B, T, HV, V, K))
@@ -179,9 +177,7 @@ def test_yielded_tensors_and_inputs_are_never_written() -> None:
     x = draw(5)
     assert x.initial_state is not None
     given = x.initial_state.double()
-    steps = gdn_recurrence(
-        x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, initial_state=given, dtype=torch.float64
-    )
+    steps = gdn_recurrence(x.q, x.k, x.v, x.a, x.b, x.A_log, x.dt_bias, initial_state=given, dtype=torch.float64)
     pairs = [(o, o.clone(), S, S.clone()) for o, S in steps]
     assert all(torch.equal(o, o_then) and torch.equal(S, S_then) for o, o_then, S, S_then in pairs)
     assert torch.equal(given, x.initial_state.double())

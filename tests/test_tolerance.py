@@ -4,6 +4,7 @@ rejected, by RMS and by maximum; faults of the decode op stay caught where 16-bi
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -23,6 +24,7 @@ from replay_parity.harness.schedule_path import SchedulePath
 from replay_parity.harness.three_leg import judged_runs, quantities
 from replay_parity.harness.trace import Trace
 from replay_parity.harness.verdict import judge
+from replay_parity.oracles.rounding import undecided_step
 
 BASE = scenarios()["two-flushes"].case
 CLASSES = list(product(REGIMES, DTYPES, DTYPES, DTYPES))
@@ -102,6 +104,48 @@ def test_a_bfloat16_checkpoint_is_not_an_excuse_in_others() -> None:
     fine = SchedulePath().run(case_in("model_like", FLOAT32))
     assert judge(coarse).outcome == PASS
     assert judge(replace(fine, subject=coarse.subject)).outcome == FAIL
+
+
+# one decode from a float16 state: an entry next to a tie, on which float32 and float64 decide differently
+UNDECIDED_CASE = """
+{
+  "schema": 1,
+  "id": "undecided",
+  "geometry": {"num_k_heads": 2, "num_v_heads": 6, "head_k_dim": 16, "head_v_dim": 4, "conv_width": 4},
+  "replay": {"buffer_len": 1, "ring_dtype": "float16", "state_dtype": "float16", "activation_dtype": "float32"},
+  "cache": {"mode": "none", "block_size": 0},
+  "graphs": null,
+  "inputs": {"regime": "adversarial", "seed": 65535},
+  "requests": [
+    {"prompt_len": 1, "output_len": 1}, {"prompt_len": 1, "output_len": 1}, {"prompt_len": 2, "output_len": 1}
+  ],
+  "steps": [
+    {"rows": [[0, 1], [1, 1], [2, 1]], "preempt": [], "abort": []},
+    {"rows": [[2, 1]], "preempt": [], "abort": []}
+  ]
+}
+"""
+
+
+def test_a_rounding_that_may_go_either_way_is_no_mismatch() -> None:
+    """A false alarm of a campaign; without the account of undecided roundings, or one step further, it is a failure."""
+    legs = SchedulePath().run(Case.from_json(json.loads(UNDECIDED_CASE)))
+    assert legs.subject is not None and legs.undecided is not None and legs.truth is not None
+    assert judge(legs).outcome == PASS
+    assert judge(replace(legs, undecided=None)).outcome == FAIL
+    further = legs.subject.outputs + 4 * (legs.subject.outputs.double() - legs.truth.outputs).float()
+    assert judge(replace(legs, subject=replace(legs.subject, outputs=further))).outcome == FAIL
+
+
+def test_a_step_is_undecided_next_to_a_tie_only() -> None:
+    """float16 beside 1: numbers 2^-10 apart; bfloat16: 2^-7; below 2^-14 float16 keeps its smallest step, 2^-24."""
+    size = torch.tensor(1.0, dtype=torch.float64)
+    tie = 1 + 2.0**-11
+    x = torch.tensor([tie, tie + 2e-7, tie - 2e-7, tie + 1e-6, 1.0, -tie, 2.0**-25], dtype=torch.float64)
+    steps = undecided_step(x, torch.float16, size * 1e-3 * torch.tensor([1e3] * 6 + [1e-6]).double())
+    assert steps.tolist() == [2.0**-10, 2.0**-10, 2.0**-10, 0.0, 0.0, 2.0**-10, 2.0**-24]
+    assert undecided_step(torch.tensor([1 + 2.0**-8]).double(), torch.bfloat16, size).tolist() == [2.0**-7]
+    assert undecided_step(x, torch.float32, size).abs().max() == 0
 
 
 def test_overflow_in_storage_cannot_be_judged() -> None:
