@@ -17,7 +17,7 @@ from . import decode_triton
 
 # rows are the third axis of the grid
 MAX_ROWS = 65535
-# offsets inside a slot are 32 bits wide, slots and heads are counted in 64
+# offsets inside a slot's head are 32 bits wide; slots, heads and rows are multiplied in 64
 MAX_TILE_EXTENT = 2**31
 # what Triton says of CPU tensors where it finds no GPU at all, and where it finds one
 NO_INTERPRETER = ("active drivers", "cannot be accessed from Triton (cpu tensor?)")
@@ -29,27 +29,36 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """One way to launch a kernel: ``block_v`` of the value axis per program, warps, pipeline stages."""
+    """How a kernel is launched: ``block_v`` of the value axis per program, warps, pipeline stages."""
 
     block_v: int
     num_warps: int
-    num_stages: int
+    num_stages: int = 1
 
 
-# by device class: compute capability of CUDA devices, architecture of ROCm ones.
-LAUNCH_CONFIGS: dict[str, LaunchConfig] = {
-    "sm_80": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
-    "sm_90": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
-    "sm_100": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
-    "sm_121": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
-    "gfx942": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
-    "default": LaunchConfig(block_v=64, num_warps=4, num_stages=1),
+@dataclass(frozen=True)
+class DeviceConfigs:
+    """Both kernels' configurations on one device class."""
+
+    replay: LaunchConfig
+    packed: LaunchConfig
+
+
+# by compute capability of CUDA devices, architecture of ROCm ones. chosen from what compiles without spills (see
+# harness.compile_check) and from bytes: replay reads each key entry once per tile, so its tile spans 64 of V
+LAUNCH_CONFIGS: dict[str, DeviceConfigs] = {
+    "sm_80": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
+    "sm_90": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
+    "sm_100": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
+    "sm_121": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
+    "gfx942": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
+    "default": DeviceConfigs(LaunchConfig(64, 4), LaunchConfig(32, 4)),
 }
 
 
 @cache
 def device_class(device: torch.device) -> str:
-    """Key of `LAUNCH_CONFIGS` for a device; "default" for one that is not listed and for the interpreter's CPU."""
+    """Key of `LAUNCH_CONFIGS` for a device; "default" for one that is not listed and for an interpreter's CPU."""
     if device.type != "cuda":
         return "default"
     if torch.version.hip is not None:
@@ -59,22 +68,23 @@ def device_class(device: torch.device) -> str:
     return name if name in LAUNCH_CONFIGS else "default"
 
 
-def tile_constants(
-    num_k_heads: int, num_v_heads: int, head_k_dim: int, head_v_dim: int, config: LaunchConfig
-) -> dict[str, int]:
-    """Compile-time constants that both kernels take, but for USE_QK_L2NORM; a tile never exceeds the value axis."""
-    return {
-        "GROUP": num_v_heads // num_k_heads,
-        "K": head_k_dim,
-        "V": head_v_dim,
-        "BLOCK_K": power_of_two(head_k_dim),
-        "BLOCK_V": min(config.block_v, power_of_two(head_v_dim)),
-    }
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One launch of a kernel: ``arguments`` in the order of its parameters, then ``constants`` by name."""
 
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: tuple[object, ...]
+    constants: dict[str, int]
+    config: LaunchConfig
 
-def power_of_two(size: int) -> int:
-    """The smallest power of two that is at least ``size``."""
-    return 1 << (size - 1).bit_length()
+    def run(self, device: torch.device) -> None:
+        """Launch on the tensors' own device; no rows, no launch."""
+        if self.grid[2] == 0:
+            return
+        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        with _on(device), _said_plainly(device):
+            self.kernel[self.grid](*self.arguments, **self.constants, **options)
 
 
 def replay_decode(
@@ -96,18 +106,13 @@ def replay_decode(
     use_qk_l2norm: bool,
 ) -> None:
     """Decode one token per row from checkpoint and ring; shapes as in `decode.gdn_replay_decode`, unchecked here."""
-    _check_extents(state=state, ring_d=ring_d, ring_k=ring_k)
-    config = LAUNCH_CONFIGS[device_class(v.device)]
-    token = _Token(q, k, v, a, b, out)
-    _launch(
-        decode_triton.replay_decode_kernel, v, config,
-        (*token.tensors, A_log.contiguous(), dt_bias.contiguous(), state, ring_d, ring_k, ring_g,
-         slots.contiguous(), write_pos.contiguous(), _bytes(is_flush.contiguous()), token.out,
-         *token.strides, *state.stride(), *ring_d.stride(), *ring_k.stride(), *ring_g.stride(), q.shape[2] ** -0.5),
-        tile_constants(q.shape[1], v.shape[1], q.shape[2], v.shape[2], config)
-        | {"BLOCK_L": power_of_two(ring_d.shape[2]), "USE_QK_L2NORM": use_qk_l2norm},
-    )  # fmt: skip
-    token.finish(out)
+    token, layer = (q, k, v, a, b), (A_log, dt_bias)
+    ring, cursor = (ring_d, ring_k, ring_g), (slots, write_pos, is_flush)
+    target = _dense_last(out)
+    config = LAUNCH_CONFIGS[device_class(v.device)].replay
+    replay_launch(token, layer, state, ring, cursor, target, use_qk_l2norm, config).run(v.device)
+    if target is not out:
+        out.copy_(target)
 
 
 def packed_decode(
@@ -124,66 +129,116 @@ def packed_decode(
     use_qk_l2norm: bool,
 ) -> None:
     """Decode one token per row from a state written each step; shapes as in `decode.gdn_packed_decode`."""
-    _check_extents(state=state)
-    config = LAUNCH_CONFIGS[device_class(v.device)]
-    token = _Token(q, k, v, a, b, out)
-    _launch(
-        decode_triton.packed_decode_kernel, v, config,
-        (*token.tensors, A_log.contiguous(), dt_bias.contiguous(), state, slots.contiguous(), token.out,
-         *token.strides, *state.stride(), q.shape[2] ** -0.5),
-        tile_constants(q.shape[1], v.shape[1], q.shape[2], v.shape[2], config) | {"USE_QK_L2NORM": use_qk_l2norm},
+    target = _dense_last(out)
+    config = LAUNCH_CONFIGS[device_class(v.device)].packed
+    packed_launch((q, k, v, a, b), (A_log, dt_bias), state, slots, target, use_qk_l2norm, config).run(v.device)
+    if target is not out:
+        out.copy_(target)
+
+
+def replay_launch(
+    token: tuple[torch.Tensor, ...],
+    layer: tuple[torch.Tensor, torch.Tensor],
+    state: torch.Tensor,
+    ring: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cursor: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    use_qk_l2norm: bool,
+    config: LaunchConfig,
+) -> Launch:
+    """Launch of the replay kernel: token (q, k, v, a, b), layer (A_log, dt_bias), ring (d, k, g).
+
+    cursor is (slots, write_pos, is_flush). out must be contiguous in its last axis.
+    Raises LaunchError where the kernel cannot address a tensor.
+    """
+    ring_d, ring_k, ring_g = ring
+    _check_extents(state=state, ring_d=ring_d, ring_k=ring_k, ring_g=ring_g)
+    slots, write_pos, is_flush = (x.contiguous() for x in cursor)
+    if is_flush.dtype == torch.bool:
+        # the same bytes: torch stores a bool in one
+        is_flush = is_flush.view(torch.int8)
+    token = tuple(_dense_last(x) for x in token)
+    arguments = (
+        *token, *(x.contiguous() for x in layer), state, ring_d, ring_k, ring_g, slots, write_pos, is_flush, out,
+        *_token_strides(token, out), *state.stride(), *ring_d.stride(), *ring_k.stride(), *ring_g.stride(),
     )  # fmt: skip
-    token.finish(out)
+    constants = {"BLOCK_L": power_of_two(ring_d.shape[2])}
+    return _launch(decode_triton.replay_decode_kernel, arguments, constants, token, use_qk_l2norm, config)
 
 
-class _Token:
-    """Activations with a contiguous last axis, as the kernels take them, and their other strides."""
-
-    def __init__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        self.tensors = tuple(_dense_last(x) for x in (q, k, v, a, b))
-        self.out = _dense_last(out)
-        q, k, v, a, b = self.tensors
-        rows_and_heads = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], a.stride(0), b.stride(0))
-        self.strides = (*rows_and_heads, *self.out.stride()[:2])
-
-    def finish(self, out: torch.Tensor) -> None:
-        """Bring the output to the caller's tensor where the kernel could not write it there."""
-        if self.out is not out:
-            out.copy_(self.out)
-
-
-def _dense_last(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _bytes(flags: torch.Tensor) -> torch.Tensor:
-    """The same flags as int8: torch stores a bool in a byte."""
-    return flags.view(torch.int8) if flags.dtype == torch.bool else flags
-
-
-def _check_extents(**tensors: torch.Tensor) -> None:
-    """Refuse a tensor whose tile, the last two axes, spans more elements than an offset can count."""
-    for name, tensor in tensors.items():
-        rows, columns = tensor.shape[2:]
-        extent = (rows - 1) * tensor.stride(2) + (columns - 1) * tensor.stride(3)
-        if extent >= MAX_TILE_EXTENT:
-            raise LaunchError(f"{name}: its last two axes span {extent} elements; at most {MAX_TILE_EXTENT - 1} fit")
+def packed_launch(
+    token: tuple[torch.Tensor, ...],
+    layer: tuple[torch.Tensor, torch.Tensor],
+    state: torch.Tensor,
+    slots: torch.Tensor,
+    out: torch.Tensor,
+    use_qk_l2norm: bool,
+    config: LaunchConfig,
+) -> Launch:
+    """Launch of the packed kernel; arguments and errors as in `replay_launch`."""
+    _check_extents(state=state)
+    token = tuple(_dense_last(x) for x in token)
+    arguments = (
+        *token, *(x.contiguous() for x in layer), state, slots.contiguous(), out,
+        *_token_strides(token, out), *state.stride(),
+    )  # fmt: skip
+    return _launch(decode_triton.packed_decode_kernel, arguments, {}, token, use_qk_l2norm, config)
 
 
 def _launch(
-    kernel: Any, v: torch.Tensor, config: LaunchConfig, arguments: tuple[object, ...], constants: dict[str, Any]
-) -> None:
-    """Launch over (tiles of V, HV, R) on the tensors' own device; no rows, no launch."""
-    num_rows, num_v_heads, head_v_dim = v.shape
+    kernel: Any,
+    arguments: tuple[object, ...],
+    constants: dict[str, int],
+    token: tuple[torch.Tensor, ...],
+    use_qk_l2norm: bool,
+    config: LaunchConfig,
+) -> Launch:
+    """What both launches share: the scale, sizes of axes and tiles, the grid over (tiles of V, HV, R)."""
+    q, _, v, _, _ = token
+    num_rows, num_k_heads, head_k_dim = q.shape
+    _, num_v_heads, head_v_dim = v.shape
     if num_rows > MAX_ROWS:
         raise LaunchError(f"q: at most {MAX_ROWS} rows a call, got {num_rows}")
-    if num_rows == 0:
-        return
-    grid = (-(-head_v_dim // constants["BLOCK_V"]), num_v_heads, num_rows)
-    with _on(v.device), _said_plainly(v.device):
-        kernel[grid](*arguments, **constants, num_warps=config.num_warps, num_stages=config.num_stages)
+    block_v = min(config.block_v, power_of_two(head_v_dim))
+    sizes = {
+        "GROUP": num_v_heads // num_k_heads,
+        "K": head_k_dim,
+        "V": head_v_dim,
+        "BLOCK_K": power_of_two(head_k_dim),
+        "BLOCK_V": block_v,
+        "USE_QK_L2NORM": use_qk_l2norm,
+    }
+    grid = (-(-head_v_dim // block_v), num_v_heads, num_rows)
+    return Launch(kernel, grid, (*arguments, head_k_dim**-0.5), sizes | constants, config)
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size``."""
+    return 1 << (size - 1).bit_length()
+
+
+def _token_strides(token: tuple[torch.Tensor, ...], out: torch.Tensor) -> tuple[int, ...]:
+    """Strides of all axes but the last, in the order of the kernels' parameters."""
+    return tuple(stride for x in (*token, out) for stride in x.stride()[:-1])
+
+
+def _dense_last(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy, contiguous in its last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _check_extents(**tensors: torch.Tensor) -> None:
+    """Refuse a tensor of which one head spans more elements than an offset can count."""
+    for name, tensor in tensors.items():
+        axes = zip(tensor.shape[2:], tensor.stride()[2:], strict=True)
+        extent = sum((size - 1) * stride for size, stride in axes)
+        if extent >= MAX_TILE_EXTENT:
+            raise LaunchError(f"{name}: one head spans {extent} elements; at most {MAX_TILE_EXTENT - 1} fit")
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    # Triton launches on the current device
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
@@ -198,8 +253,3 @@ def _said_plainly(device: torch.device) -> Iterator[None]:
                 'triton is imported, or pass backend="torch"'
             ) from None
         raise
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    # Triton launches on the current device
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
