@@ -7,7 +7,6 @@ reads a checkpoint state and a ring of pending tokens, appends to the ring, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal
 
@@ -209,11 +208,13 @@ def _formulation(backend: str, device: torch.device) -> ModuleType:
         raise NotImplementedError(
             f'no GDN decode backend for {device.type} tensors yet; pass backend="torch" for the torch formulation'
         )
-    if find_spec("triton") is None:
+    try:
+        # only here: the torch formulation needs no triton
+        from . import decode_launch
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
         raise NotImplementedError(
             'backend: triton is not installed; install it, or pass backend="torch" for the torch formulation'
-        )
-    # only here: the torch formulation needs no triton
-    from . import decode_launch
-
+        ) from None
     return decode_launch
