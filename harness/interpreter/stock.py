@@ -1,0 +1,59 @@
+"""Triton's own interpreter, for kernels that ours does not run and to compare with it: 50-100 ms a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import triton.language as tl
+from triton.language import core, standard
+from triton.language import math as tl_math
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from .language import is_device_function
+
+_run_interpreted = InterpretedFunction.run
+
+
+def run_stock(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Launch a kernel, made by ``triton.jit`` in either mode, in Triton's own interpreter."""
+    with _device_functions():
+        _run_interpreted(_interpreted(kernel), *args, grid=grid, warmup=False, **kwargs)
+
+
+def _interpreted(kernel: Any) -> Any:
+    return kernel if isinstance(kernel, InterpretedFunction) else _interpreted_function(kernel.fn)
+
+
+@cache
+def _interpreted_function(function: Any) -> Any:
+    return InterpretedFunction(function)
+
+
+@contextmanager
+def _device_functions() -> Iterator[None]:
+    """Device functions that were made for the compiler can be called; what the interpreter exchanges is put back."""
+    places = (tl, core, tl_math, core.tensor, core.dtype, core.condition, core.tensor_descriptor_base)
+    before = [(place, dict(vars(place))) for place in places]
+    call = JITFunction.__call__
+    JITFunction.__call__ = lambda self, *args, **kwargs: _interpreted(self)(*args, **kwargs)
+    for name, value in vars(standard).items():
+        if is_device_function(value) and hasattr(core.tensor, name):
+            setattr(core.tensor, name, _method(value))
+    try:
+        yield
+    finally:
+        JITFunction.__call__ = call
+        for place, names in before:
+            for name, value in list(vars(place).items()):
+                if name not in names:
+                    delattr(place, name)
+                elif names[name] is not value:
+                    setattr(place, name, names[name])
+
+
+def _method(function: Any) -> Any:
+    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
