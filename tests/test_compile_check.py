@@ -1,0 +1,79 @@
+"""How this tests the compile check, in plain words.
+
+One configuration per target is compiled for real, without a GPU, and must need no spills. Then a tile that is far too
+large for the registers of one warp is compiled: the check must see the spills and reject it. Limits of shared memory
+are tested on plain numbers.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from replay_parity.cases.geometry import QWEN3_5
+from replay_parity.harness.compile_check import (
+    BUFFER_LENS,
+    FP32,
+    GEOMETRY,
+    SHIPPED_DTYPES,
+    TARGETS,
+    Dtypes,
+    Resources,
+    Variant,
+    check,
+    main,
+    resources,
+    shipped,
+)
+from replay_parity.kernels import decode_triton
+from replay_parity.kernels.decode_launch import LAUNCH_CONFIGS
+from triton.runtime.interpreter import InterpretedFunction
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_configuration_per_target(target: str) -> None:
+    config = LAUNCH_CONFIGS[target].replay
+    tile = (config.block_v, config.num_warps, config.num_stages)
+    needs = resources(Variant(target, 16, SHIPPED_DTYPES[0], tile))
+    assert needs.complaints(TARGETS[target]) == []
+    assert 32 < needs.registers <= (512 if target == "gfx942" else 255)
+    assert needs.shared > 0
+
+
+@pytest.mark.parametrize(("target", "block_v"), [("sm_90", 64), ("gfx942", 128)])
+def test_a_tile_that_spills_is_rejected(target: str, block_v: int, capsys: pytest.CaptureFixture[str]) -> None:
+    spilling = Variant(target, None, Dtypes(FP32, FP32, FP32), (block_v, 1, 1))
+    needs = resources(spilling)
+    assert needs.spills > 0
+    assert check([spilling], workers=1) == 1
+    assert f"spills {needs.spills} bytes a thread" in capsys.readouterr().out
+
+
+def test_shared_memory_beyond_the_device_is_rejected() -> None:
+    limit = TARGETS["sm_121"].max_shared
+    assert Resources(100, 0, limit).complaints(TARGETS["sm_121"]) == []
+    assert Resources(100, 0, limit + 1).complaints(TARGETS["sm_121"]) == [
+        "needs 101377 bytes of shared memory, the device has 101376"
+    ]
+
+
+def test_all_that_ships_is_planned() -> None:
+    variants = shipped()
+    assert {variant.target for variant in variants} == set(TARGETS) == set(LAUNCH_CONFIGS) - {"default"}
+    for target in TARGETS:
+        planned = {(v.buffer_len, v.dtypes) for v in variants if v.target == target}
+        assert planned == {(length, dtypes) for length in (*BUFFER_LENS, None) for dtypes in SHIPPED_DTYPES}
+    assert (GEOMETRY.head_k_dim, GEOMETRY.head_v_dim) == (128, 128)
+    assert QWEN3_5["qwen3.5-9b"] == GEOMETRY
+
+
+def test_nothing_compiled_is_said_and_is_no_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kernels defined under TRITON_INTERPRET=1 cannot be compiled."""
+    for name in ("replay_decode_kernel", "packed_decode_kernel"):
+        compiled = getattr(decode_triton, name)
+        monkeypatch.setattr(decode_triton, name, InterpretedFunction(compiled.fn))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert main() == 3
+    assert capsys.readouterr().err.startswith("replay-parity: nothing was compiled: TRITON_INTERPRET is set")
