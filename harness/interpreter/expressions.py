@@ -14,12 +14,12 @@ import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
 from triton.language import core
-from triton.language.semantic import TritonSemantic
 
 from .builder import Builder
 from .handle import Array, Unsupported
 from .language import attribute, ours, pristine
 from .scope import MISSING, Scope, merge
+from .semantic import Semantic
 
 _BINARY: dict[type[ast.operator | ast.cmpop], tuple[str, str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("__add__", "__radd__", operator.add),
@@ -53,7 +53,7 @@ class Expressions:
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
-        self.semantic = TritonSemantic(builder)
+        self.semantic = Semantic(builder)
         self.ours = ours()
 
     def evaluate(self, node: ast.expr, scope: Scope) -> Any:
@@ -84,6 +84,10 @@ class Expressions:
     def binary(self, kind: type[ast.operator | ast.cmpop], lhs: Any, rhs: Any) -> Any:
         """lhs op rhs, as the tensor among them defines it."""
         forward, reflected, operation = _BINARY[kind]
+        if isinstance(lhs, tl.tensor) or isinstance(rhs, tl.tensor):
+            result = self.semantic.elementwise(kind, lhs, rhs)
+            if result is not None:
+                return result
         if isinstance(lhs, tl.tensor):
             return pristine(getattr(tl.tensor, forward))(lhs, rhs, _semantic=self.semantic)
         if isinstance(rhs, tl.tensor):
@@ -136,6 +140,9 @@ class Expressions:
         owner = self.evaluate(node.value, scope)
         index = self.evaluate(node.slice, scope)
         if isinstance(owner, tl.tensor):
+            result = self.semantic.indexed(owner, index)
+            if result is not None:
+                return result
             return pristine(tl.tensor.__getitem__)(owner, index, _semantic=self.semantic)
         return plain(owner[index])
 

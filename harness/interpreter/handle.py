@@ -56,6 +56,10 @@ class Handle:
             dtype = dtype.element_ty
         return dtype
 
+    def reshaped(self, data: Array) -> Handle:
+        """The same elements in another shape."""
+        return Handle(data, self.dtype, self.origin)
+
     def take(self, rows: NDArray[np.int64]) -> Handle:
         """The same value for the programs at ``rows``."""
         origin = self.origin if isinstance(self.origin, int) else self.origin[rows]

@@ -13,6 +13,8 @@ from triton.language import math as tl_math
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from .types import CHANGES
+
 Change = tuple[Any, str, Any]
 
 # where Triton's interpreter exchanges functions; it does not put all of them back
@@ -51,13 +53,16 @@ def pristine(function: Any) -> Any:
 
 
 def changes() -> list[Change]:
-    """(object, name, value) to set while a launch runs: types stay what they are, Triton's functions are its own."""
-    found: list[Change] = [(cls, "to_ir", _itself) for cls in (core.dtype, core.pointer_type, core.block_type)]
-    for place in _PLACES:
-        for name, value in vars(place).items():
-            if (own := pristine(value)) is not value:
-                found.append((place, name, own))
-    return found
+    """(object, name, value) to set while a launch runs: faster types, and builtins that were exchanged."""
+    left = [(place, name, own) for place, name, own in _builtins() if vars(place)[name] is not own]
+    return [*CHANGES, *left]
+
+
+@cache
+def _builtins() -> tuple[Change, ...]:
+    """Every builtin of the language, with what its interpreter may have left in its place."""
+    found = ((place, name, pristine(value)) for place in _PLACES for name, value in vars(place).items())
+    return tuple((place, name, own) for place, name, own in found if getattr(own, core.TRITON_BUILTIN, False))
 
 
 def ours() -> dict[int, str]:
@@ -92,7 +97,3 @@ def wants(function: Callable[..., Any]) -> tuple[bool, bool]:
 
     signature = getattr(function, "signature", None) or inspect.signature(function)
     return "_semantic" in signature.parameters, "_generator" in signature.parameters
-
-
-def _itself(self: Any, builder: Any) -> Any:
-    return self
