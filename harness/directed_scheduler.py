@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -49,12 +49,14 @@ class Director:
     """The script of the step to come and the record of the step that went, shared with the scheduler.
 
     ``on_release`` is told the ids of blocks that became free since the step before and hold no cached prefix, after
-    this step's preemptions and before any of them is handed out again.
+    this step's preemptions and before any of them is handed out again. ``attention_blocks``: what requests hold of KV
+    cache groups that are not GDN, in this step.
     """
 
     step: int = 0
     direction: Direction = field(default_factory=Direction)
     rows: tuple[ScheduledRow, ...] = ()
+    attention_blocks: frozenset[int] = frozenset()
     on_release: Callable[[list[int]], None] | None = None
 
     def direct(self, step: int, direction: Direction) -> None:
@@ -83,6 +85,7 @@ def directed_scheduler_class() -> type[Any]:
     """
     from vllm.v1.core.sched.request_queue import create_request_queue
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 
     class DirectedScheduler(Scheduler):  # type: ignore[misc]
@@ -91,6 +94,10 @@ def directed_scheduler_class() -> type[Any]:
             self.director = Director()
             self.waiting: Any
             self._last_held: set[int] = set()
+            groups = self.kv_cache_config.kv_cache_groups
+            self._attention_groups = [
+                index for index, group in enumerate(groups) if not isinstance(group.kv_cache_spec, MambaSpec)
+            ]
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             director = self.director
@@ -106,6 +113,7 @@ def directed_scheduler_class() -> type[Any]:
             self._check(output)
             output.num_scheduled_tokens = {name: output.num_scheduled_tokens[name] for name in order}
             director.rows = _scheduled_rows(output, sort_batch_req_ids(output.num_scheduled_tokens, {}, 1))
+            director.attention_blocks = frozenset(self._held_blocks(self._attention_groups))
             self._last_held = self._held_blocks()
             return output
 
@@ -154,13 +162,15 @@ def directed_scheduler_class() -> type[Any]:
                 f"computed or scheduled, {free} free blocks, at most {self.max_num_scheduled_tokens} tokens a step)"
             )
 
-        def _held_blocks(self) -> set[int]:
+        def _held_blocks(self, groups: Sequence[int] | None = None) -> set[int]:
+            """Blocks of these KV cache groups, of all if None, that requests hold."""
             # block 0 is the NULL block and belongs to nobody
             return {
                 block
                 for request_id in self.requests
-                for group in self.kv_cache_manager.get_block_ids(request_id)
-                for block in group
+                for group, blocks in enumerate(self.kv_cache_manager.get_block_ids(request_id))
+                if groups is None or group in groups
+                for block in blocks
                 if block
             }
 

@@ -136,6 +136,7 @@ def _trace(timeline: Timeline, played: EngineTrace) -> Trace:
         row_index([found[i] for i in order]),
         torch.from_numpy(played.log_probs[order]),
         cursors=_cursors(places, played),
+        events=played.events,
         counts=counts,
     )
 

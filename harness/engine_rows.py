@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .directed_scheduler import ScheduledRow
 from .engine_trace import UNKNOWN, EngineConfig, EngineRows, EngineTrace, IntArray
+from .trace import Event
 
 _COLUMNS = tuple(EngineRows.__dataclass_fields__)
 # columns that only the plugin's metadata can fill, by the field of its ReplayStep
@@ -33,6 +34,7 @@ class RowLog:
         self.log_probs: list[npt.NDArray[np.float32]] = []
         # ReplaySteps since the last add_step, one a GDN group
         self.reported: list[Any] = []
+        self.events: list[Event] = []
         self.prefill_len: dict[int, int] = {}
         self.last_position: dict[int, int] = {}
 
@@ -91,7 +93,8 @@ class RowLog:
         step, request, position, token = np.array(self.sampled, np.int64).reshape(-1, 4).T
         columns = {name: np.array([row[name] for row in self.rows], np.int64) for name in _COLUMNS}
         argmax: IntArray = log_probs.argmax(axis=1).astype(np.int64)
-        return EngineTrace(log_probs, step, request, position, token, argmax, EngineRows(**columns), counts, block_size)
+        rows, events = EngineRows(**columns), tuple(self.events)
+        return EngineTrace(log_probs, step, request, position, token, argmax, rows, counts, block_size, events)
 
     def _told(self, index: int, row: ScheduledRow, scheduled: tuple[ScheduledRow, ...]) -> dict[str, int]:
         """What the plugin's builder said of one row, from its first GDN group: others differ in slots alone."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .trace import Event
+
 IntArray = npt.NDArray[np.int64]
 
 # entries of EngineRows where nobody reported a value: a row that ran as prefill, or an engine without the plugin
@@ -73,7 +75,7 @@ class EngineTrace:
     the Case, ``request``, ``position`` (index of the token after which the distribution stands), ``token`` (what was
     appended: the forced one), ``argmax`` (what greedy sampling would have taken).
     ``counts``: replay_rows and flush_rows that the plugin's layers ran, summed over layers; a replayed CUDA graph runs
-    no Python and adds nothing. ``block_size``: tokens of one block of state.
+    no Python and adds nothing. ``block_size``: tokens of one block of state. ``events``: writes where none may be.
     """
 
     log_probs: npt.NDArray[np.float32]
@@ -85,6 +87,7 @@ class EngineTrace:
     rows: EngineRows
     counts: dict[str, int] = field(default_factory=dict)
     block_size: int = 0
+    events: tuple[Event, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)

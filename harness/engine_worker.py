@@ -17,6 +17,7 @@ from ..cases.case import Case, Step
 from ..cases.inputs import poisons
 from . import cpu_platform
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
+from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
 from .engine_trace import EngineConfig, EngineTrace
 
@@ -99,7 +100,7 @@ class Engine:
         self.block_size = int(core.vllm_config.cache_config.block_size)
         self.num_groups = len(self.scheduler.kv_cache_config.kv_cache_groups)
         runner = core.model_executor.driver_worker.worker.model_runner
-        self.state_tensors = _state_tensors(runner)
+        self.memory = EngineMemory(_gdn_layers(runner), config.cache_mode == "align")
         self.vocab_size = int(core.vllm_config.model_config.get_vocab_size())
         if config.block_size and config.block_size != self.block_size:
             raise ValueError(
@@ -121,7 +122,9 @@ class Engine:
         if not self.clean:
             self._clean()
         self.clean = False
-        self._spread_poison(case)
+        # with NaN each freed block is poisoned anew
+        self.director.on_release = self.memory.bury if poisons(case) == "nan" else None
+        self.memory.spread_poison(case)
         self.log = log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
@@ -135,23 +138,6 @@ class Engine:
     def so_far(self) -> EngineTrace:
         """The trace of a Case that raised: its rows up to and with the step that did, no counts."""
         return self.log.trace({}, self.block_size)
-
-    def _spread_poison(self, case: Case) -> None:
-        """Fill every block, the NULL block too, with what nothing may read; with NaN each freed block anew."""
-        import torch
-
-        nan = poisons(case) == "nan"
-        self.director.on_release = self._bury if nan else None
-        random = torch.Generator().manual_seed(case.inputs.seed)
-        for tensor in self.state_tensors:
-            # one block's numbers for all of them; negative, as stored gates are
-            numbers = -torch.randn(tensor.shape[1:], generator=random).abs()
-            tensor[:] = float("nan") if nan else numbers.to(tensor)
-
-    def _bury(self, blocks: Sequence[int]) -> None:
-        """Fill GDN state and ring of freed blocks with NaN, in every layer."""
-        for tensor in self.state_tensors:
-            tensor[list(blocks)] = float("nan")
 
     def _add(self, request: int, prompt: Tokens, forced: Tokens) -> str:
         from vllm import SamplingParams
@@ -185,6 +171,9 @@ class Engine:
             # what the rows of this step were told is most wanted now
             log.add_step(index, self.director.rows, numbers)
             raise
+        if self.config.buffer_len is not None:
+            requests = [numbers[row.request_id] for row in self.director.rows]
+            log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
         log.add_step(index, self.director.rows, numbers)
         for output in outputs:
             log.add_output(index, int(output.request_id), output.outputs[0])
@@ -326,8 +315,8 @@ def _engine_args(config: EngineConfig) -> Any:
     return EngineArgs(**(args | dict(config.extra)))
 
 
-def _state_tensors(runner: Any) -> list[Any]:
-    """State and ring tensors [num_blocks, ...] of every GDN layer."""
+def _gdn_layers(runner: Any) -> list[EngineLayer]:
+    """Every GDN layer with its cache tensors."""
     from vllm.v1.kv_cache_interface import MambaSpec
 
     layers = runner.vllm_config.compilation_config.static_forward_context
@@ -337,7 +326,7 @@ def _state_tensors(runner: Any) -> list[Any]:
         if isinstance(group.kv_cache_spec, MambaSpec)
         for name in group.layer_names
     ]
-    return [tensor for name in names for tensor in layers[name].kv_cache]
+    return [EngineLayer(name, tuple(layers[name].kv_cache)) for name in names]
 
 
 def _counters(config: EngineConfig) -> dict[str, int]:
