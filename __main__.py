@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from replay_parity.cases.case import CaseError, load_case
@@ -21,7 +22,12 @@ from replay_parity.harness.outcome import FAIL, PASS, UNKNOWN, worst
 
 EXIT = {PASS: 0, FAIL: 1, UNKNOWN: 3}
 BAD_INPUT = 2
-BENCHES = ("schedule", "tolerance")
+# name -> module of the harness and its function
+BENCHES = {
+    "schedule": ("bench_schedule", "bench_schedule"),
+    "tolerance": ("evidence", "bench_tolerance"),
+    "traffic": ("bench_traffic", "bench_traffic"),
+}
 DEFAULT_DIR = Path("parity-report")
 
 
@@ -164,13 +170,16 @@ def _page(run_dir: Path, against: Path | None) -> Path:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    """Print the figures of a benchmark."""
-    from replay_parity.harness.bench_schedule import bench_schedule
-    from replay_parity.harness.evidence import bench_tolerance
-
-    for figure in {"schedule": bench_schedule, "tolerance": bench_tolerance}[arguments.what](arguments.seed):
-        print(f"{figure.name:56} {figure.value:12.3g} {figure.unit}")
-    return 0
+    """Print the figures of a benchmark; those that must not be so are said on stderr too, and fail."""
+    module, name = BENCHES[arguments.what]
+    bench = getattr(import_module(f"replay_parity.harness.{module}"), name)
+    complaints = 0
+    for figure in bench(arguments.seed):
+        print(f"{figure.name:56} {figure.value:12.4g} {figure.unit}")
+        if figure.complaint:
+            complaints += 1
+            print(f"replay-parity: {figure.name}: {figure.complaint}", file=sys.stderr)
+    return EXIT[FAIL] if complaints else EXIT[PASS]
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -23,11 +23,12 @@ ROW_COUNTS = (1, 4, 32)
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of a benchmark: what, how much, in which unit."""
+    """One line of a benchmark: what, how much, in which unit, and why it must not be so (empty where it may)."""
 
     name: str
     value: float
     unit: str
+    complaint: str = ""
 
 
 def bench_schedule(seed: int) -> list[Figure]:
