@@ -17,7 +17,7 @@ from .builder import Builder
 from .handle import Array
 from .types import Sizes, sizes_of
 
-# operator -> builder's methods for floats, signed and unsigned integers
+# operator -> builder's methods for floats and for integers
 _ARITHMETIC: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("create_fadd", "create_add"),
     ast.Sub: ("create_fsub", "create_sub"),
@@ -31,7 +31,12 @@ _COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Eq: ("create_fcmpOEQ", "create_icmpEQ"),
     ast.NotEq: ("create_fcmpUNE", "create_icmpNE"),
 }
-_BITWISE: dict[type[ast.AST], str] = {ast.BitAnd: "create_and", ast.BitOr: "create_or", ast.BitXor: "create_xor"}
+_BITWISE: dict[type[ast.AST], tuple[str, str]] = {
+    ast.BitAnd: ("", "create_and"),
+    ast.BitOr: ("", "create_or"),
+    ast.BitXor: ("", "create_xor"),
+}
+_METHODS = {**_ARITHMETIC, **_COMPARISONS, **_BITWISE}
 
 
 class Semantic(TritonSemantic):  # type: ignore[misc]
@@ -41,19 +46,16 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
 
     def elementwise(self, kind: type[ast.AST], lhs: Any, rhs: Any) -> Any:
         """lhs op rhs where that is simple, else None; one of them may be a plain number."""
-        types = [x.dtype if isinstance(x, tl.tensor) else None for x in (lhs, rhs)]
-        if any(dtype is not None and dtype.is_ptr() for dtype in types):
+        names = _METHODS.get(kind)
+        if names is None:
+            return None
+        left_plain, right_plain = not isinstance(lhs, tl.tensor), not isinstance(rhs, tl.tensor)
+        left_type = self.to_tensor_type(lhs) if left_plain else lhs.dtype
+        right_type = self.to_tensor_type(rhs) if right_plain else rhs.dtype
+        if left_type.is_ptr() or right_type.is_ptr():
             return self._moved(lhs, rhs) if kind is ast.Add else None
-        bitwise = _BITWISE.get(kind)
-        if bitwise is not None:
-            if types[0] is None or types[0] is not types[1] or not types[0].is_int():
-                return None
-            names, common = (bitwise, bitwise), types[0]
-        elif (names := _ARITHMETIC.get(kind) or _COMPARISONS.get(kind) or ()) != ():
-            types = [self.to_tensor_type(x) if t is None else t for x, t in zip((lhs, rhs), types, strict=True)]
-            plain = [not isinstance(x, tl.tensor) for x in (lhs, rhs)]
-            common = self._common(types[0], plain[0], types[1], plain[1])
-        else:
+        common = self._common(left_type, left_plain, right_type, right_plain)
+        if kind in _BITWISE and (left_type is not right_type or not common.is_int()):
             return None
         lhs, rhs = self._cast_to_computation_type(lhs, common), self._cast_to_computation_type(rhs, common)
         sizes = _broadcast(sizes_of(lhs.type), sizes_of(rhs.type))

@@ -61,7 +61,7 @@ class Session:
                 message = (
                     f"{name} runs in Triton's own interpreter, slow, unchecked and uncounted: no support for {why}"
                 )
-                warnings.warn(message, FallbackWarning, stacklevel=5)
+                warnings.warn(message, FallbackWarning, stacklevel=4)
             run_stock(kernel, grid, args, kwargs)
         else:
             if self._watch.launch is not None:
