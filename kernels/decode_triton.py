@@ -136,13 +136,16 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
         # behind a forgetting token. dead entries have decay 1 and are zero in keys and d
         b_weight = tl.exp(tl.sum(tl.where(o_l[None, :] > o_l[:, None], b_g[None, :], 0.0), 1))
         b_keys = tl.load(p_k[None, :] + o_l[:, None] * rk_entry, mask=m_l[:, None] & m_k[None, :], other=0.0)
-        b_d = tl.load(p_d[None, :] + o_l[:, None] * d_entry, mask=m_l[:, None] & m_v[None, :], other=0.0)
         b_keys = b_keys.to(tl.float32)
+        b_score_key = b_weight * matvec(b_keys, b_key)
+        b_score_q = b_weight * matvec(b_keys, b_q)
+        # only here: keys and d side by side would cost registers
+        b_d = tl.load(p_d[None, :] + o_l[:, None] * d_entry, mask=m_l[:, None] & m_v[None, :], other=0.0)
         b_d = b_d.to(tl.float32)
-        b_met = tl.sum(b_d * (b_weight * matvec(b_keys, b_key))[:, None], 0)
-        b_seen = tl.sum(b_d * (b_weight * matvec(b_keys, b_q))[:, None], 0)
-        b_delta = beta * (b_value - alpha * (total * matvec(b_state, b_key) + b_met))
-        b_o = alpha * (total * matvec(b_state, b_q) + b_seen) + b_delta * tl.sum(b_key * b_q, 0)
+        b_recalled_key = total * matvec(b_state, b_key) + tl.sum(b_d * b_score_key[:, None], 0)
+        b_recalled_q = total * matvec(b_state, b_q) + tl.sum(b_d * b_score_q[:, None], 0)
+        b_delta = beta * (b_value - alpha * b_recalled_key)
+        b_o = alpha * b_recalled_q + b_delta * tl.sum(b_key * b_q, 0)
         tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_v)
         tl.store(p_d + used * d_entry, b_delta.to(ring_d.dtype.element_ty), mask=m_v)
         if i_v == 0:
