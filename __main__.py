@@ -29,6 +29,7 @@ BENCHES = {
     "traffic": ("bench_traffic", "bench_traffic"),
 }
 DEFAULT_DIR = Path("parity-report")
+OWN_DATABASE = ""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     _resumed_settings(arguments)
     if arguments.database is not None:
         # worker processes inherit it
-        os.environ["REPLAY_PARITY_DATABASE"] = str(arguments.database.resolve())
+        os.environ["REPLAY_PARITY_DATABASE"] = str(_database(arguments.database))
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
     from replay_parity.harness.campaign import run_campaign
     from replay_parity.harness.plan import plan, size
@@ -158,6 +159,15 @@ def _report(arguments: argparse.Namespace) -> int:
     """Write the page again from saved records."""
     print(_page(arguments.dir, arguments.against))
     return 0
+
+
+def _database(given: str) -> Path:
+    """The directory that was named, or the user's own."""
+    if given != OWN_DATABASE:
+        return Path(given).resolve()
+    from replay_parity.harness.checkpoint import default_cache_dir
+
+    return default_cache_dir() / "examples"
 
 
 def _page(run_dir: Path, against: Path | None) -> Path:
@@ -287,9 +297,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
     run.add_argument(
         "--database",
-        type=Path,
+        nargs="?",
+        const=OWN_DATABASE,
         metavar="DIR",
-        help="keep failures in this Hypothesis database and try those it holds first; what is run then depends on it",
+        help="keep failures in a Hypothesis database (without DIR the user's own) and try those it holds first; what "
+        "is run then depends on it, not on the seed alone",
     )
     run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")

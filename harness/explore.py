@@ -84,7 +84,7 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
     kept: list[Judged] = []
     smallest: list[Judged] = []
 
-    @hypothesis.seed(chunk.seed * 1_000_003 + chunk.index)
+    # above the seed, which sets the database to None
     @settings(
         max_examples=chunk.size,
         database=_database(),
@@ -94,6 +94,7 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
         report_multiple_bugs=False,
         backend="hypothesis" if chunk.index % STEERED == STEERED - 1 else BACKEND,
     )
+    @hypothesis.seed(chunk.seed * 1_000_003 + chunk.index)
     @given(cases(chunk.level, chunk.regimes))
     def property_holds(case: Case) -> None:
         number = len(kept) - bool(smallest)

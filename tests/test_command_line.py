@@ -186,3 +186,15 @@ def test_a_record_cut_in_the_middle_of_the_file_is_an_error(tmp_path: Path) -> N
         list(read_records(path))
     with pytest.raises(RunDirError, match="holds no records"):
         RunDir(tmp_path / "none", resume=True)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "the user's own"])
+def test_a_database_is_kept_on_request(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLAY_PARITY_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "shared" if named else tmp_path / "cache" / "examples"
+    words = ("faults-are-found", "--database", *([str(folder)] if named else []))
+    done = command(
+        tmp_path, "run", "--level", "schedule", "--fault", "kernel.head_map", "--examples", "9", "--out", *words
+    )
+    assert done.returncode == 1
+    assert folder.is_dir() and any(folder.iterdir())
