@@ -27,6 +27,7 @@ BENCHES = {
     "schedule": ("bench_schedule", "bench_schedule"),
     "tolerance": ("evidence", "bench_tolerance"),
     "traffic": ("bench_traffic", "bench_traffic"),
+    "decode": ("bench_decode", "bench_decode"),
 }
 DEFAULT_DIR = Path("parity-report")
 OWN_DATABASE = ""
@@ -181,10 +182,16 @@ def _page(run_dir: Path, against: Path | None) -> Path:
 
 def _bench(arguments: argparse.Namespace) -> int:
     """Print the figures of a benchmark; those that must not be so are said on stderr too, and fail."""
+    from replay_parity.harness.figure import NothingToMeasure
+
     module, name = BENCHES[arguments.what]
-    bench = getattr(import_module(f"replay_parity.harness.{module}"), name)
+    try:
+        figures = getattr(import_module(f"replay_parity.harness.{module}"), name)(arguments.seed)
+    except NothingToMeasure as error:
+        print(f"replay-parity: {error}", file=sys.stderr)
+        return EXIT[UNKNOWN]
     complaints = 0
-    for figure in bench(arguments.seed):
+    for figure in figures:
         print(f"{figure.name:56} {figure.value:12.4g} {figure.unit}")
         if figure.complaint:
             complaints += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..cases.geometry import TINY, Geometry
 from ..kernels.decode import gdn_replay_decode
 from .explore import chunks, explore
+from .figure import Figure
 from .judge_case import judge_case
 from .schedule_path import SchedulePath
 
@@ -19,16 +19,6 @@ ROUNDS = 5
 CASES = 50
 BUFFER_LEN = 16
 ROW_COUNTS = (1, 4, 32)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of a benchmark: what, how much, in which unit, and why it must not be so (empty where it may)."""
-
-    name: str
-    value: float
-    unit: str
-    complaint: str = ""
 
 
 def bench_schedule(seed: int) -> list[Figure]:

@@ -57,12 +57,17 @@ def random_step(
     seed: int,
     dtypes: StepDtypes = StepDtypes(),
     device: str = "cpu",
+    spare_slots: int = 0,
 ) -> BenchStep:
-    """A step whose rows stand at the given (write_pos, is_flush), gates as a trained model has them."""
+    """A step whose rows stand at the given (write_pos, is_flush), gates as a trained model has them.
+
+    ``spare_slots`` more slots than rows, for steps that use this one's memory elsewhere.
+    """
     random = torch.Generator(device).manual_seed(seed)
     heads, value_heads = geometry.num_k_heads, geometry.num_v_heads
     key_dim, value_dim = geometry.head_k_dim, geometry.head_v_dim
-    rows, slots = len(cursor), len(cursor) + 1
+    rows = len(cursor)
+    slots = 1 + rows + spare_slots
 
     def draw(*shape: int, dtype: torch.dtype = dtypes.activation) -> Tensor:
         return torch.randn(shape, generator=random, device=device).to(dtype)
@@ -89,7 +94,7 @@ def random_step(
             draw(slots, heads, buffer_len, key_dim, dtype=dtypes.ring) / key_dim**0.5,
             -draw(slots, value_heads, buffer_len, dtype=torch.float32).abs() / buffer_len,
         ),
-        slots=torch.arange(1, slots, dtype=torch.int32, device=device),
+        slots=torch.arange(1, 1 + rows, dtype=torch.int32, device=device),
         cursor=(
             torch.tensor(write_pos, dtype=torch.int32, device=device),
             torch.tensor(is_flush, device=device),

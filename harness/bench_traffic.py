@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from ..cases.geometry import QWEN3_5, Geometry
 from ..kernels.decode_launch import LAUNCH_CONFIGS
-from .bench_schedule import Figure
 from .bench_step import StepDtypes, random_step
+from .figure import Figure
 from .interpreter import Launch, interpreted
 
 MODELS = ("qwen3.5-0.8b", "qwen3.5-4b", "qwen3.5-27b", "qwen3.5-122b-a10b")

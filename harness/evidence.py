@@ -15,9 +15,9 @@ import torch
 
 from ..cases.case import DTYPES, Cache, Case, Inputs, Replay, Request, Step
 from ..cases.geometry import TINY
-from .bench_schedule import Figure
 from .contract import Legs
 from .explore import drawn_cases
+from .figure import Figure
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
 from .three_leg import Run, judged_runs, quantities
