@@ -46,6 +46,25 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def compile(session: nox.Session) -> None:
+    """The Triton kernels for five device classes, without a GPU: no spills, shared memory that fits."""
+    install(session)
+    session.install("triton==3.9.0")
+    session.run("python", "-m", "replay_parity.harness.compile_check", *session.posargs)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """On a CUDA device: the tests that need one, then the time of a decode step. Status 3 on a machine without."""
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        session.warn("no GPU on this machine: nothing was run")
+        raise SystemExit(3)
+    session.install("-e", ".[gpu,dev]")
+    session.run("pytest", "-m", "gpu", "--require-hardware", *session.posargs)
+    session.run("replay-parity", "bench", "--what", "decode")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff."""
     session.install("ruff>=0.9")

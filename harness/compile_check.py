@@ -1,8 +1,8 @@
 """Compile the Triton kernels for GPUs that are not here: registers, spills and shared memory of each configuration.
 
-`python -m replay_parity.harness.compile_check` compiles every configuration of `kernels.decode_launch` for its device
-class, for the dtypes and ring lengths that ship, at Qwen3.5's K = V = 128. Exit status: 0 where nothing spills and
-shared memory fits, 1 where not, 3 where nothing can be compiled. What is compiled is the launch that the operators
+`python -m replay_parity.harness.compile_check [TARGET...]` compiles every configuration of `kernels.decode_launch` for
+its device class, for the dtypes and ring lengths that ship, at Qwen3.5's K = V = 128. Exit status: 0 where nothing
+spills and shared memory fits, 1 where not, 2 for an unknown target, 3 where nothing can be compiled. What is compiled is the launch that the operators
 would make on a dense page, specialised as Triton specialises it. ptxas, cuobjdump and AMD's assembler come with triton.
 """
 
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,14 +242,19 @@ def check(variants: Iterable[Variant], workers: int) -> int:
     return rejected
 
 
-def main() -> int:
-    """Check all that ships; returns the exit status."""
+def main(targets: Sequence[str] = ()) -> int:
+    """Check all that ships, or what ships for some targets; returns the exit status."""
+    unknown = [target for target in targets if target not in TARGETS]
+    if unknown:
+        print(f"replay-parity: target: expected {', '.join(TARGETS)}, got {unknown[0]!r}", file=sys.stderr)
+        return 2
+    variants = [variant for variant in shipped() if not targets or variant.target in targets]
     try:
-        return 1 if check(shipped(), os.cpu_count() or 1) else 0
+        return 1 if check(variants, os.cpu_count() or 1) else 0
     except CompilerMissing as error:
         print(f"replay-parity: nothing was compiled: {error}", file=sys.stderr)
         return 3
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -77,3 +77,9 @@ def test_nothing_compiled_is_said_and_is_no_pass(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     assert main() == 3
     assert capsys.readouterr().err.startswith("replay-parity: nothing was compiled: TRITON_INTERPRET is set")
+
+
+def test_unknown_target_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sm_90", "sm_70"]) == 2
+    expected = "replay-parity: target: expected sm_80, sm_90, sm_100, sm_121, gfx942, got 'sm_70'\n"
+    assert capsys.readouterr().err == expected
