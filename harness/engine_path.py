@@ -64,6 +64,8 @@ class EnginePath:
                 left = _so_far(name, timeline, played)
                 return Legs(self.level, case, timeline, truth, left, None, _failure(name, played))
             unlike = _unlike(timeline, played)
+            if name == "subject":
+                unlike = unlike or _unlike_graphs(timeline, played)
             if unlike is not None:
                 failure = Failure("not_played", f"{name}: play", unlike)
                 return Legs(self.level, case, timeline, truth, None, None, failure)
@@ -90,6 +92,8 @@ class EnginePath:
             state_dtype=case.replay.state_dtype,
             cache_mode=case.cache.mode,
             block_size=case.cache.block_size if case.cache.mode == "align" else 0,
+            # the baseline runs eagerly: what graphs do to both legs would not show
+            capture_sizes=case.graphs.capture_sizes if case.graphs is not None and role == "subject" else None,
         )
         engine: EngineProcess | None = getattr(self, role)
         if engine is None or engine.config != config:
@@ -178,6 +182,20 @@ def _unlike(timeline: Timeline, played: EngineTrace) -> str | None:
                 f"the Case has {want.get(key)}"
             )
     return None
+
+
+def _unlike_graphs(timeline: Timeline, played: EngineTrace) -> str | None:
+    """The first step that did not run in the FULL graph that the Case has there, in words."""
+    rows = played.rows
+    for step, got in sorted(set(zip(rows.step.tolist(), rows.graph_rows.tolist(), strict=True))):
+        want = timeline.steps[step].padded_to or 0
+        if got != want:
+            return f"step {step}: the engine ran it {_in_graph(got)}, the Case {_in_graph(want)}"
+    return None
+
+
+def _in_graph(rows: int) -> str:
+    return f"in the graph of {rows} rows" if rows else "eagerly"
 
 
 def _so_far(leg: str, timeline: Timeline, failed: EngineFailure) -> Trace | None:

@@ -35,6 +35,8 @@ class RowLog:
         # ReplaySteps since the last add_step, one a GDN group
         self.reported: list[Any] = []
         self.events: list[Event] = []
+        # rows that ran inside FULL graphs, summed over layers
+        self.in_graphs = {"replay_rows": 0, "flush_rows": 0}
         self.prefill_len: dict[int, int] = {}
         self.last_position: dict[int, int] = {}
 
@@ -52,8 +54,13 @@ class RowLog:
         finally:
             set_step_observer(None)
 
-    def add_step(self, step: int, scheduled: tuple[ScheduledRow, ...], numbers: Mapping[str, int]) -> None:
-        """Record the rows of one step; ``numbers`` maps the engine's request ids to the Case's."""
+    def add_step(
+        self, step: int, scheduled: tuple[ScheduledRow, ...], numbers: Mapping[str, int], graph_rows: int = 0
+    ) -> None:
+        """Record the rows of one step; ``numbers`` maps the engine's request ids to the Case's.
+
+        ``graph_rows``: rows of the FULL graph that was replayed, 0 where the step ran eagerly.
+        """
         for index, row in enumerate(scheduled):
             request = numbers[row.request_id]
             if row.prefill_len is not None:
@@ -67,10 +74,15 @@ class RowLog:
                 "num_computed": row.num_computed,
                 "prefill_len": self.prefill_len[request],
                 "padded_to": len(scheduled),
+                "graph_rows": graph_rows,
             }
             if self.reported:
                 entry |= self._told(index, row, scheduled)
             self.rows.append(entry)
+        if graph_rows:
+            for told in self.reported:
+                self.in_graphs["replay_rows"] += len(told.layer_names) * int(told.runs_as_decode.sum())
+                self.in_graphs["flush_rows"] += len(told.layer_names) * int(told.is_flush.sum())
         self.reported.clear()
 
     def add_output(self, step: int, request: int, completion: Any) -> None:

@@ -23,8 +23,9 @@ class EngineConfig:
 
     ``buffer_len`` is the ring's length in tokens (1 is the baseline), None leaves vLLM's own GDN path in place (on a
     CPU it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
-    ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``extra`` holds
-    more EngineArgs by name.
+    ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``capture_sizes``:
+    rows of the FULL graphs that decode steps run in, ascending; None runs everything eagerly. ``extra`` holds more
+    EngineArgs by name.
     """
 
     checkpoint: Path
@@ -38,6 +39,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 512
     max_model_len: int = 1024
+    capture_sizes: tuple[int, ...] | None = None
     extra: tuple[tuple[str, Any], ...] = ()
 
 
@@ -48,7 +50,8 @@ class EngineRows:
     ``step`` indexes Case.steps; ``num_computed`` tokens were in the state before the row; ``prefill_len`` tokens were
     handed to prefill at the request's latest (re)admission. From the plugin's own metadata, UNKNOWN where it reported
     none: ``decode_base``, ``write_pos``, ``is_flush`` (0 or 1), ``slot`` (state block of the first GDN group),
-    ``ran_as_decode`` (0 or 1). ``padded_to`` is the step's number of rows after padding.
+    ``ran_as_decode`` (0 or 1). ``padded_to`` is the step's number of rows after padding, ``graph_rows`` that of the FULL
+    graph that was replayed, 0 where the step ran eagerly.
     """
 
     step: IntArray
@@ -62,6 +65,7 @@ class EngineRows:
     slot: IntArray
     ran_as_decode: IntArray
     padded_to: IntArray
+    graph_rows: IntArray
 
     def __len__(self) -> int:
         return len(self.step)
@@ -74,8 +78,9 @@ class EngineTrace:
     ``log_probs`` [N, vocab] float32: log-softmax of the raw logits, one entry a sampled token. [N] each: ``step`` of
     the Case, ``request``, ``position`` (index of the token after which the distribution stands), ``token`` (what was
     appended: the forced one), ``argmax`` (what greedy sampling would have taken).
-    ``counts``: replay_rows and flush_rows that the plugin's layers ran, summed over layers; a replayed CUDA graph runs
-    no Python and adds nothing. ``block_size``: tokens of one block of state. ``events``: writes where none may be.
+    ``counts``: replay_rows and flush_rows that the plugin's layers ran, summed over layers; inside a FULL graph, which
+    runs no Python, as many as the step's metadata says. ``block_size``: tokens of one block of state. ``events``:
+    writes where none may be, and what a graph read that was not its step's.
     """
 
     log_probs: npt.NDArray[np.float32]

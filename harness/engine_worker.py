@@ -20,6 +20,8 @@ from .directed_scheduler import Direction, DirectionError, Director, directed_sc
 from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
 from .engine_trace import EngineConfig, EngineTrace
+from .graphs import EngineGraphs, allow_graphs, graph_args
+from .trace import Event
 
 Tokens = list[int]
 
@@ -93,6 +95,8 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.config = config
+        if config.capture_sizes is not None:
+            allow_graphs()
         self.llm: Any = LLMEngine.from_engine_args(_engine_args(config))
         core = self.llm.engine_core.engine_core
         self.scheduler: Any = core.scheduler
@@ -107,6 +111,13 @@ class Engine:
                 f"block_size: this engine rounds {config.block_size} tokens to {self.block_size} (a block must hold a "
                 f"page of GDN state); use {self.block_size} or a smaller buffer_len"
             )
+        self.graphs: EngineGraphs | None = None
+        # what the capture wrote: nothing may, no request is there
+        self.at_capture: list[Event] = []
+        if config.capture_sizes is not None:
+            self.memory.snapshot()
+            self.graphs = EngineGraphs(runner)
+            self.at_capture = self.memory.audit(0, (), (), ())
         # False while a Case is under way, and after one that raised
         self.clean = False
         self.log = RowLog(self.vocab_size)
@@ -128,12 +139,15 @@ class Engine:
         self.log = log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
+        log.events += self.at_capture
         with log.observing(self.config):
             for index, step in enumerate(case.steps):
                 self._step(index, step, ids, log)
         after = _counters(self.config)
         self._clean()
-        return log.trace({name: after[name] - before[name] for name in after}, self.block_size)
+        # a replayed graph runs no Python that could count
+        counts = {name: after[name] - before[name] + log.in_graphs[name] for name in after}
+        return log.trace(counts, self.block_size)
 
     def so_far(self) -> EngineTrace:
         """The trace of a Case that raised: its rows up to and with the step that did, no counts."""
@@ -169,14 +183,21 @@ class Engine:
             raise DirectionError(index, str(numbers[error.request]), error.wanted, error.got) from None
         except Exception:
             # what the rows of this step were told is most wanted now
-            log.add_step(index, self.director.rows, numbers)
+            self._log_step(index, numbers, log)
             raise
         if self.config.buffer_len is not None:
             requests = [numbers[row.request_id] for row in self.director.rows]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
-        log.add_step(index, self.director.rows, numbers)
+        self._log_step(index, numbers, log)
         for output in outputs:
             log.add_output(index, int(output.request_id), output.outputs[0])
+
+    def _log_step(self, index: int, numbers: dict[str, int], log: RowLog) -> None:
+        rows = 0
+        if self.graphs is not None:
+            log.events += self.graphs.events(index, log.reported)
+            rows = self.graphs.take_rows()
+        log.add_step(index, self.director.rows, numbers, rows)
 
     def _clean(self) -> None:
         self.director.rest()
@@ -309,6 +330,8 @@ def _engine_args(config: EngineConfig) -> Any:
         "max_logprobs": -1,
         "enable_trace_replay": True,
     }
+    if config.capture_sizes is not None:
+        args |= graph_args(config.capture_sizes)
     if config.buffer_len is not None:
         ring = {"buffer_len": config.buffer_len, "ring_dtype": config.ring_dtype}
         args["additional_config"] = {"gdn_replay": ring}

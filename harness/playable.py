@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from ..cases.case import Case
+from .engine_trace import EngineConfig
 
 # tokens: vLLM makes a block hold a page of GDN state, at the shapes of geometry.ENGINE and L up to 32
 ENGINE_BLOCK = 32
+# rows: vLLM captures no graph of more than its max_num_seqs
+ENGINE_ROWS = EngineConfig.max_num_seqs
 
 
 def cannot_play(level: str, case: Case) -> str | None:
     """None where the level can play the Case, else one line that names the field."""
     if level != "engine":
         return None
-    if case.graphs is not None:
-        return "graphs.capture_sizes: the engine level runs eagerly, FULL graphs are not emulated yet; use null"
+    if case.graphs is not None and max(case.graphs.capture_sizes) > ENGINE_ROWS:
+        return f"graphs.capture_sizes: the engine level runs at most {ENGINE_ROWS} rows; leave larger sizes out"
     if case.cache.mode == "align" and case.cache.block_size != ENGINE_BLOCK:
         return f"cache.block_size: a block of the engine level's checkpoint holds {ENGINE_BLOCK} tokens; use that"
     for name in ("activation_dtype", "ring_dtype", "state_dtype"):
