@@ -152,7 +152,8 @@ def test_greedy_and_random_sampling(dtype: torch.dtype, monkeypatch: pytest.Monk
     slots, seeds, pos = ints(1, 0, 2), ints(11, 12, 13, dtype=torch.int64), ints(5, 6, 7, dtype=torch.int64)
 
     def run(temperature: Tensor) -> Tensor:
-        return gumbel_sample(logits, slots, temperature, seeds, pos, apply_temperature=True, is_drafting=False)
+        drawn: Tensor = gumbel_sample(logits, slots, temperature, seeds, pos, apply_temperature=True, is_drafting=False)
+        return drawn
 
     greedy, warm = torch.zeros(3), torch.tensor([0.7, 0.0, 1.3])
     assert torch.equal(here(lambda: run(greedy)), logits.float().argmax(1))
@@ -205,7 +206,7 @@ class Decode:
 
     def reference(self) -> tuple[Tensor, Tensor]:
         """The gated delta rule in float32: out [4, 1, 2, 32] and all states [6, 2, 32, 16]."""
-        q, k, v = (x.float() for x in self.qkv.split([16, 16, 64], dim=1))
+        q, k, v = self.qkv[:, :16].float(), self.qkv[:, 16:32].float(), self.qkv[:, 32:].float()
         q, k = (x / (x.square().sum(1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
         a, b = (x.float() for x in self.gates)
         decay = (-self.layer[0].exp() * torch.nn.functional.softplus(a + self.layer[1])).exp()
