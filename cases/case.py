@@ -14,7 +14,7 @@ from .refusal import Refusal
 SCHEMA = 1
 DTYPES = ("float32", "bfloat16", "float16")
 CACHE_MODES = ("none", "align")
-REGIMES = ("exact", "model_like", "adversarial")
+REGIMES = ("exact", "model_like", "adversarial", "trained")
 
 
 class CaseError(Refusal):

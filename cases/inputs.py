@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 
 from .adversarial_inputs import adversarial_inputs
@@ -17,7 +20,7 @@ def layer_inputs(case: Case) -> LayerInputs:
     """The tensors of a Case's regime. A shared prefix repeats the other request's tokens."""
     draw = _REGIMES.get(case.inputs.regime)
     if draw is None:
-        raise NotImplementedError(f"inputs.regime: {case.inputs.regime} is not there yet, use {', '.join(_REGIMES)}")
+        raise ValueError(f"inputs.regime: {case.inputs.regime} is for whole models, use {', '.join(_REGIMES)}")
     return draw(case)
 
 
@@ -27,14 +30,29 @@ def poisons(case: Case) -> str:
 
 
 def token_ids(case: Case, vocab_size: int) -> list[list[int]]:
-    """Token ids of each request, prompt first, then the outputs that are forced; [prompt_len + output_len] each."""
+    """Token ids of each request, prompt first, then the outputs that are forced; [prompt_len + output_len] each.
+
+    Uniform over the vocabulary; in regime "trained" bytes of Python source from a place of each request's own, so that
+    a model trained on such text knows what comes next and a wrong state costs it dearly.
+    """
     sequences: list[list[int]] = []
     for index, request in enumerate(case.requests):
         count = request.prompt_len + request.output_len
-        own = np.random.default_rng([case.inputs.seed, index, 7]).integers(0, vocab_size, count).tolist()
+        rng = np.random.default_rng([case.inputs.seed, index, 7])
+        if case.inputs.regime == "trained":
+            text = _source_text()
+            own = np.take(text, rng.integers(0, len(text)) + np.arange(count), mode="wrap").tolist()
+        else:
+            own = rng.integers(0, vocab_size, count).tolist()
         shared = [sequences[other][place] for place in range(count) for other in _source(case, index, place)]
         sequences.append(shared + own[len(shared) :])
     return sequences
+
+
+@cache
+def _source_text() -> np.ndarray:
+    """Python source that stays as it is, [N] bytes."""
+    return np.frombuffer((Path(__file__).parent / "source_text.txt").read_bytes(), np.uint8).astype(np.int64)
 
 
 def _source(case: Case, request: int, place: int) -> list[int]:

@@ -63,8 +63,8 @@ def tiny_checkpoint(geometry: Geometry, seed: int = 0, cache_dir: Path | None = 
     written.
     """
     root = cache_dir if cache_dir is not None else default_cache_dir()
-    config = json.dumps(_config(geometry, SHAPE), indent=2, sort_keys=True) + "\n"
-    key = json.dumps([VERSION, seed, asdict(geometry), asdict(SHAPE), config], sort_keys=True)
+    config = model_config(geometry, SHAPE)
+    key = json.dumps([VERSION, seed, asdict(geometry), asdict(SHAPE), _dumped(config)], sort_keys=True)
     path = root / f"qwen3_5-tiny-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not path.is_dir():
         root.mkdir(parents=True, exist_ok=True)
@@ -84,11 +84,30 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replay-parity"
 
 
-def _publish(path: Path, config: str, weights: dict[str, torch.Tensor]) -> None:
+def write_checkpoint(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Write config.json and model.safetensors into a directory that is there."""
+    (folder / "config.json").write_text(_dumped(config), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def gate_laws(geometry: Geometry, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
+    """A_log and dt_bias [HV] of every GDN layer by parameter name, drawn as Mamba2 and Gated DeltaNet draw them."""
+    draws = _Draws(seed)
+    for layer, kind in enumerate(shape.layer_types):
+        if kind == "linear_attention":
+            draws.log_decay_rate(f"model.layers.{layer}.linear_attn.A_log", geometry.num_v_heads)
+            draws.dt_bias(f"model.layers.{layer}.linear_attn.dt_bias", geometry.num_v_heads)
+    return draws.tensors
+
+
+def _dumped(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def _publish(path: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     try:
-        (temporary / "config.json").write_text(config, encoding="utf-8")
-        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+        write_checkpoint(temporary, config, weights)
         temporary.chmod(0o755)
         try:
             temporary.rename(path)
@@ -100,7 +119,8 @@ def _publish(path: Path, config: str, weights: dict[str, torch.Tensor]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _config(geometry: Geometry, shape: Shape) -> dict[str, Any]:
+def model_config(geometry: Geometry, shape: Shape) -> dict[str, Any]:
+    """config.json of a Qwen3.5 text model."""
     fixed = asdict(shape)
     return {
         **fixed,

@@ -64,9 +64,7 @@ def prepare() -> None:
             os.environ.setdefault(name, value)
         _add_cpu_backend()
         _patch_language_once()
-        _define_torchvision_schemas()
-        _hide_if_broken("torchaudio")
-        _hide_if_broken("torchcodec")
+        let_transformers_import()
     _prepared = True
 
 
@@ -208,6 +206,13 @@ def _patch_language_once() -> None:
         return nothing_to_restore()
 
     interpreter._patch_lang = patch_once
+
+
+def let_transformers_import() -> None:
+    """Get what a text model never calls out of the way of transformers' import beside a CPU-only torch."""
+    _define_torchvision_schemas()
+    _hide_if_broken("torchaudio")
+    _hide_if_broken("torchcodec")
 
 
 def _define_torchvision_schemas() -> None:

@@ -18,6 +18,7 @@ from .engine_process import EngineFailure, EngineProcess
 from .engine_trace import UNKNOWN, EngineConfig, EngineTrace
 from .oracle_path import ledger_cursors
 from .trace import Cursors, Failure, Trace, row_index
+from .trained import trained_checkpoint
 
 BASELINE_LEN = 1
 START_TIMEOUT = 300.0
@@ -39,7 +40,8 @@ class EnginePath:
     def run(self, case: Case) -> Legs:
         """Truth from the oracle in float64; both engines play at the same time."""
         timeline = play(case)
-        checkpoint = tiny_checkpoint(case.geometry)
+        trained = case.inputs.regime == "trained"
+        checkpoint = trained_checkpoint() if trained else tiny_checkpoint(case.geometry)
         oracle = self._oracle(checkpoint)
         tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)

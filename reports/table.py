@@ -90,7 +90,7 @@ def level_table(records: Sequence[Record]) -> pd.DataFrame:
 
 def regime_table(records: Sequence[Record]) -> pd.DataFrame:
     """Cases by input regime (index): columns fail, unknown, pass, total."""
-    return _counts(records, "regime", ("exact", "model_like", "adversarial"))
+    return _counts(records, "regime", ("exact", "model_like", "adversarial", "trained"))
 
 
 def failure_table(records: Sequence[Record]) -> pd.DataFrame:
