@@ -28,6 +28,7 @@ BENCHES = {
     "tolerance": ("evidence", "bench_tolerance"),
     "traffic": ("bench_traffic", "bench_traffic"),
     "decode": ("bench_decode", "bench_decode"),
+    "interpreter": ("bench_interpreter", "bench_interpreter"),
 }
 DEFAULT_DIR = Path("parity-report")
 OWN_DATABASE = ""
