@@ -2,8 +2,9 @@
 
 `python -m replay_parity.harness.compile_check [TARGET...]` compiles every configuration of `kernels.decode_launch` for
 its device class, for the dtypes and ring lengths that ship, at Qwen3.5's K = V = 128. Exit status: 0 where nothing
-spills and shared memory fits, 1 where not, 2 for an unknown target, 3 where nothing can be compiled. What is compiled is the launch that the operators
-would make on a dense page, specialised as Triton specialises it. ptxas, cuobjdump and AMD's assembler come with triton.
+spills and shared memory fits, 1 where not, 2 for an unknown target, 3 where nothing can be compiled. What is compiled
+is the launch that the operators would make on a dense page, specialised as Triton specialises it. The assemblers and
+cuobjdump come with triton.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -107,19 +109,15 @@ class CompilerMissing(RuntimeError):
 
 
 def shipped() -> list[Variant]:
-    """Every kernel, configuration, dtype choice and ring length that ships."""
+    """Every kernel, configuration, dtype choice and ring length that ships; the default is one of the targets'."""
     from ..kernels.decode_launch import LAUNCH_CONFIGS
 
+    lens: tuple[int | None, ...] = (*BUFFER_LENS, None)
     variants = []
-    for target in TARGETS:
-        # devices without an entry take the default one, which must therefore do on each target
-        for configs in dict.fromkeys((LAUNCH_CONFIGS[target], LAUNCH_CONFIGS["default"])):
-            for dtypes in SHIPPED_DTYPES:
-                lens: tuple[int | None, ...] = (*BUFFER_LENS, None)
-                for buffer_len in lens:
-                    config = configs.packed if buffer_len is None else configs.replay
-                    tile = (config.block_v, config.num_warps, config.num_stages)
-                    variants.append(Variant(target, buffer_len, dtypes, tile))
+    for target, dtypes, buffer_len in product(TARGETS, SHIPPED_DTYPES, lens):
+        configs = LAUNCH_CONFIGS[target]
+        config = configs.packed if buffer_len is None else configs.replay
+        variants.append(Variant(target, buffer_len, dtypes, (config.block_v, config.num_warps, config.num_stages)))
     return variants
 
 
@@ -192,8 +190,8 @@ def _specialised(launch: Any) -> tuple[dict[str, str], dict[str, Any], dict[tupl
     for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
         if isinstance(value, float):
             signature[name] = "fp32"
-        elif isinstance(value, int) and value == 1:
-            constants[name] = 1
+        elif place in launch.kernel.constexprs or (isinstance(value, int) and value == 1):
+            constants[name] = value
         else:
             is_tensor = isinstance(value, torch.Tensor)
             signature[name] = TRITON_TYPES[value.dtype] if is_tensor else "i32" if value < 2**31 else "i64"

@@ -132,6 +132,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
         tl.store(p_out, matvec(b_state, b_q).to(out.dtype.element_ty), mask=m_v)
         tl.store(p_state, b_state.to(state.dtype.element_ty), mask=m_state)
     else:
+        b_recalled_key = total * matvec(b_state, b_key)
+        b_recalled_q = total * matvec(b_state, b_q)
         # decay since each entry, summed over the later gates: a difference of prefix sums would lose its digits
         # behind a forgetting token. dead entries have decay 1 and are zero in keys and d
         b_weight = tl.exp(tl.sum(tl.where(o_l[None, :] > o_l[:, None], b_g[None, :], 0.0), 1))
@@ -142,8 +144,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
         # only here: keys and d side by side would cost registers
         b_d = tl.load(p_d[None, :] + o_l[:, None] * d_entry, mask=m_l[:, None] & m_v[None, :], other=0.0)
         b_d = b_d.to(tl.float32)
-        b_recalled_key = total * matvec(b_state, b_key) + tl.sum(b_d * b_score_key[:, None], 0)
-        b_recalled_q = total * matvec(b_state, b_q) + tl.sum(b_d * b_score_q[:, None], 0)
+        b_recalled_key += tl.sum(b_d * b_score_key[:, None], 0)
+        b_recalled_q += tl.sum(b_d * b_score_q[:, None], 0)
         b_delta = beta * (b_value - alpha * b_recalled_key)
         b_o = alpha * b_recalled_q + b_delta * tl.sum(b_key * b_q, 0)
         tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_v)

@@ -60,6 +60,7 @@ def test_shared_memory_beyond_the_device_is_rejected() -> None:
 def test_all_that_ships_is_planned() -> None:
     variants = shipped()
     assert {variant.target for variant in variants} == set(TARGETS) == set(LAUNCH_CONFIGS) - {"default"}
+    assert LAUNCH_CONFIGS["default"] in [LAUNCH_CONFIGS[target] for target in TARGETS]
     for target in TARGETS:
         planned = {(v.buffer_len, v.dtypes) for v in variants if v.target == target}
         assert planned == {(length, dtypes) for length in (*BUFFER_LENS, None) for dtypes in SHIPPED_DTYPES}
