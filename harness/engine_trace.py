@@ -93,6 +93,7 @@ class EngineTrace:
     counts: dict[str, int] = field(default_factory=dict)
     block_size: int = 0
     events: tuple[Event, ...] = ()
+    stock_reads: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from . import cpu_platform
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
 from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
+from .engine_sync import watch_host_reads
 from .engine_trace import EngineConfig, EngineTrace
 from .graphs import EngineGraphs, allow_graphs, graph_args
 from .trace import Event
@@ -103,7 +104,8 @@ class Engine:
         self.director: Director = self.scheduler.director
         self.block_size = int(core.vllm_config.cache_config.block_size)
         self.num_groups = len(self.scheduler.kv_cache_config.kv_cache_groups)
-        runner = core.model_executor.driver_worker.worker.model_runner
+        worker = core.model_executor.driver_worker.worker
+        runner = worker.model_runner
         self.memory = EngineMemory(_gdn_layers(runner), config.cache_mode == "align")
         self.vocab_size = int(core.vllm_config.model_config.get_vocab_size())
         if config.block_size and config.block_size != self.block_size:
@@ -118,6 +120,7 @@ class Engine:
             self.memory.snapshot()
             self.graphs = EngineGraphs(runner)
             self.at_capture = self.memory.audit(0, (), (), ())
+        self.sync = watch_host_reads(worker)
         # False while a Case is under way, and after one that raised
         self.clean = False
         self.log = RowLog(self.vocab_size)
@@ -136,6 +139,7 @@ class Engine:
         # with NaN each freed block is poisoned anew
         self.director.on_release = self.memory.bury if poisons(case) == "nan" else None
         self.memory.spread_poison(case)
+        self.sync.start()
         self.log = log = RowLog(self.vocab_size)
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
@@ -147,7 +151,7 @@ class Engine:
         self._clean()
         # a replayed graph runs no Python that could count
         counts = {name: after[name] - before[name] + log.in_graphs[name] for name in after}
-        return log.trace(counts, self.block_size)
+        return replace(log.trace(counts, self.block_size), stock_reads=tuple(self.sync.stock))
 
     def so_far(self) -> EngineTrace:
         """The trace of a Case that raised: its rows up to and with the step that did, no counts."""
@@ -181,10 +185,12 @@ class Engine:
         except DirectionError as error:
             # the engine's request ids are random
             raise DirectionError(index, str(numbers[error.request]), error.wanted, error.got) from None
-        except Exception:
+        except Exception as error:
+            log.events += self.sync.events(index, error)
             # what the rows of this step were told is most wanted now
             self._log_step(index, numbers, log)
             raise
+        log.events += self.sync.events(index)
         if self.config.buffer_len is not None:
             requests = [numbers[row.request_id] for row in self.director.rows]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
