@@ -220,7 +220,7 @@ class Engine:
 
 def serve(connection: Connection, config: EngineConfig, fault: str | None) -> None:
     """Open an engine with ``fault`` planted and answer Play messages until the other side closes."""
-    from .faults import plant
+    from .faults import plant, plant_after_capture
 
     engine: Engine | None = None
     try:
@@ -229,8 +229,9 @@ def serve(connection: Connection, config: EngineConfig, fault: str | None) -> No
         with plant(fault, "engine"):
             engine = Engine(config)
             connection.send(Opened(engine.block_size))
-            while (message := _receive(connection)) is not None:
-                connection.send(_answer(engine, message))
+            with plant_after_capture(fault):
+                while (message := _receive(connection)) is not None:
+                    connection.send(_answer(engine, message))
     except Exception as error:
         # the traceback goes to the log; it also keeps the engine alive, so the process ends here
         traceback.print_exc()

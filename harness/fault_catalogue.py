@@ -1,44 +1,21 @@
 """The faults that are planted, by name: where each changes which source, at each level that can show it.
 
 Names and public reports: cursor.* and adapter.* are wrong ring positions, slot.* wrong state slots, batch.* wrong
-classification, ring.* wrong ring writes, kernel.* wrong arithmetic or memory in the decode op.
+classification, ring.* wrong ring writes, kernel.* wrong arithmetic or memory in the decode op, graph.* (in
+graph_faults.py, as adapter.*) old values that a FULL CUDA graph reads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .fault_form import Edit, Fault, made
+from .graph_faults import ADAPTERS, GRAPHS
 
-
-@dataclass(frozen=True)
-class Edit:
-    """Replace ``old`` by ``new``, once, in the source of one function ("module:qualified.name" below replay_parity)."""
-
-    where: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A named fault. ``edits`` holds its form at each level that can show it."""
-
-    name: str
-    what: str
-    edits: dict[str, tuple[Edit, ...]]
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Levels that must catch it."""
-        return tuple(self.edits)
-
-
-def _fault(name: str, what: str, **edits: Edit | tuple[Edit, ...]) -> Fault:
-    return Fault(name, what, {level: e if isinstance(e, tuple) else (e,) for level, e in edits.items()})
+__all__ = ["FAULTS", "Edit", "Fault"]
 
 
 def _everywhere(name: str, what: str, *edits: Edit) -> Fault:
     """A fault of the decode op, which every level runs."""
-    return _fault(name, what, kernel=edits, schedule=edits, engine=edits)
+    return made(name, what, kernel=edits, schedule=edits, engine=edits)
 
 
 def _cursor(old: str, new: str, function: str = "decode_cursor") -> dict[str, Edit]:
@@ -57,7 +34,7 @@ def _own_flush(condition: str) -> Edit:
 
 
 _CURSORS = (
-    _fault(
+    made(
         "cursor.prompt_base",
         "decode base = prompt length after a resume (vllm #46239, #48018, #62004)",
         schedule=Edit(
@@ -73,13 +50,13 @@ _CURSORS = (
             " zip(input_batch.req_ids, input_batch.prefill_len_np)])",
         ),
     ),
-    _fault(
+    made(
         "cursor.flush_early",
         "flush at w == L - 2",
         kernel=_own_flush("used == ring_d.shape[2] - 2"),
         **_cursor("is_flush = write_pos == buffer_len - 1", "is_flush = write_pos == buffer_len - 2"),
     ),
-    _fault(
+    made(
         "cursor.flush_late",
         "flush at w == L",
         kernel=_own_flush("used == ring_d.shape[2]"),
@@ -104,20 +81,20 @@ _CURSORS = (
             ),
         ),
     ),
-    _fault(
+    made(
         "cursor.modulo",
         "steps % (L + 1)",
         **_cursor("write_pos = steps % buffer_len", "write_pos = steps % (buffer_len + 1)"),
     ),
-    _fault(
+    made(
         "cursor.base_plus_one", "base off by one", **_cursor("steps = computed - base", "steps = computed - base - 1")
     ),
-    _fault(
+    made(
         "cursor.leftover_append",
         "one-token prompt tail appended to the ring, not flushed (vllm #49847)",
         **_cursor("is_flush = is_flush | is_leftover", "is_flush = is_flush & ~is_leftover"),
     ),
-    _fault(
+    made(
         "cursor.fake_write_pos",
         "a forced flush sets write_pos = L - 1 and folds garbage (sglang #28511)",
         schedule=Edit(
@@ -127,17 +104,17 @@ _CURSORS = (
             "write_pos = np.where(_ends_block(computed, align_block), buffer_len - 1, write_pos)",
         ),
     ),
-    _fault(
+    made(
         "cursor.align_no_max",
         "align anchors at the block start only (vllm #62004, #50000)",
         **_cursor("return np.maximum(base, block_start)", "return block_start", "_align_base"),
     ),
-    _fault(
+    made(
         "cursor.align_no_flush",
         "no flush at the block boundary (vllm #62004)",
         **_cursor("is_flush = is_flush | _ends_block(computed, align_block)", "is_flush = is_flush | False"),
     ),
-    _fault(
+    made(
         "cursor.align_wrong_block",
         "another layer's block size in place of the mamba one (vllm #53142, #55601)",
         schedule=Edit(
@@ -149,7 +126,7 @@ _CURSORS = (
 )
 
 _SLOTS = (
-    _fault(
+    made(
         "batch.first_token_decode",
         "a one-token first chunk run as decode on a recycled slot (vllm #51562, #51565)",
         schedule=Edit(
@@ -158,12 +135,12 @@ _SLOTS = (
             "may_decode: BoolRows = is_single | (is_single & has_state)",
         ),
     ),
-    _fault(
+    made(
         "slot.no_zero",
         "recycled state not zeroed for a first chunk (vllm #56524)",
         schedule=Edit("harness.layer_leg:LayerLeg.prefill", "rows.num_computed > 0", "rows.num_computed >= 0"),
     ),
-    _fault(
+    made(
         "slot.keep_cursor",
         "ring position kept per slot across tenants (sglang #37837)",
         schedule=Edit(
@@ -173,7 +150,7 @@ _SLOTS = (
             "for slot, own in zip(rows.slot, self.prefill_len[rows.request])])",
         ),
     ),
-    _fault(
+    made(
         "slot.row_for_slot",
         "row index used as slot index",
         kernel=Edit(
@@ -187,7 +164,7 @@ _SLOTS = (
             "padded(np.arange(1, len(rows.slot) + 1), size, self.padding_slot)",
         ),
     ),
-    _fault(
+    made(
         "slot.stale_after_resume",
         "resume into a new slot, the old one read (vllm #35157, vllm-metal #488)",
         schedule=Edit(
@@ -198,13 +175,13 @@ _SLOTS = (
             "in zip(rows.request, rows.slot)])),",
         ),
     ),
-    _fault(
+    made(
         "slot.null_write",
         "a padded row writes the NULL slot (vllm #33937)",
         kernel=_op("locate_rows", "live = slots > 0", "live = slots >= 0"),
         schedule=_op("locate_rows", "live = slots > 0", "live = slots >= 0"),
     ),
-    _fault(
+    made(
         "slot.clamp_padding",
         "-1 clamped to a slot that is live (tokenspeed #700)",
         kernel=_op("locate_rows", "live = slots > 0", "slots = torch.where(slots < 0, 1, slots); live = slots > 0"),
@@ -230,7 +207,7 @@ _RINGS = (
             "put_rows(state, rows.slot, folded, stored, rows.live)",
         ),
     ),
-    _fault(
+    made(
         "ring.flush_keeps_entry",
         "a flush also writes the ring row",
         kernel=_op("replay_decode", "append = rows.live & ~asked", "append = rows.live"),
@@ -238,7 +215,7 @@ _RINGS = (
 )
 
 _KERNELS = (
-    _fault(
+    made(
         "kernel.mask_le",
         "valid is j <= w: one dead entry read",
         kernel=_op("read_ring", "valid = index < used[:, None]", "valid = index <= used[:, None]"),
@@ -267,7 +244,7 @@ _KERNELS = (
         "h = hv % H for hv // (HV // H)",
         _op("key_head_of", "return value_head // (num_v_heads // num_k_heads)", "return value_head % num_k_heads"),
     ),
-    _fault(
+    made(
         "kernel.slot_stride",
         "contiguous slots assumed, pages are strided (research fork a60d5ebf1)",
         kernel=_op(
@@ -277,7 +254,7 @@ _KERNELS = (
             "state.storage_offset()).index_select(0, rows.slot)",
         ),
     ),
-    _fault(
+    made(
         "kernel.pad_output",
         "padded rows leave their output unwritten (sglang #30974)",
         kernel=_op(
@@ -300,7 +277,7 @@ _KERNELS = (
             "put_entry(ring_g, rows.slot, used, token.g + pending.total[..., 0].log(), append)",
         ),
     ),
-    _fault(
+    made(
         "kernel.rounded_current",
         "current d and k rounded to the ring dtype before use",
         kernel=_op(
@@ -311,4 +288,4 @@ _KERNELS = (
     ),
 )
 
-FAULTS: dict[str, Fault] = {entry.name: entry for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS)}
+FAULTS: dict[str, Fault] = {entry.name: entry for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS, *ADAPTERS, *GRAPHS)}

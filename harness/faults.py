@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 
 from ..cases.refusal import Refusal
-from .fault_catalogue import FAULTS, Edit, Fault
+from .fault_catalogue import FAULTS
+from .fault_form import Edit, Fault
 
 
 class FaultError(Refusal):
@@ -32,7 +33,20 @@ def plant(name: str | None, level: str) -> Iterator[None]:
     The functions' code is exchanged in place, so every holder of them sees the fault, and put back afterwards.
     Raises FaultError for an unknown name, a level without it, or source that has moved on.
     """
-    edits = _edits(name, level)
+    with planted(_edits(name, level)):
+        yield
+
+
+@contextmanager
+def plant_after_capture(name: str | None) -> Iterator[None]:
+    """Run the block with what of the fault is planted once an engine has captured its graphs."""
+    with planted(() if name is None else fault(name).after_capture):
+        yield
+
+
+@contextmanager
+def planted(edits: Sequence[Edit]) -> Iterator[None]:
+    """Run the block with all these edits in place."""
     with ExitStack() as stack:
         for where in dict.fromkeys(edit.where for edit in edits):
             stack.enter_context(edited(where, [edit for edit in edits if edit.where == where]))
@@ -62,7 +76,8 @@ def _edits(name: str | None, level: str) -> tuple[Edit, ...]:
 
 def _function(where: str) -> FunctionType:
     module, _, path = where.partition(":")
-    found: object = importlib.import_module(f"{__package__.rsplit('.', 1)[0]}.{module}")
+    ours = f"{__package__.rsplit('.', 1)[0]}.{module}"
+    found: object = importlib.import_module(module if module.split(".")[0] == "vllm" else ours)
     for name in path.split("."):
         found = inspect.getattr_static(found, name)
     unwrapped = inspect.unwrap(found) if callable(found) else found
