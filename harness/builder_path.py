@@ -7,6 +7,7 @@ import numpy as np
 from ..cases.case import Case
 from ..cases.inputs import LayerInputs
 from ..cases.timeline import Timeline
+from .engine_sync import host_sync
 from .finding import Finding
 from .invariants import cursor_findings
 from .layer_leg import StepRows, step_rows
@@ -17,7 +18,10 @@ from .trace import Cursors, row_index
 
 
 class BuilderPath(SchedulePath):
-    """Which rows decode, their write_pos and is_flush are the builder's word; needs vLLM, not an engine."""
+    """Which rows decode, their write_pos and is_flush are the builder's word; needs vLLM, not an engine.
+
+    The builder's code is watched: it must not read on the host what would live on a device.
+    """
 
     target = "builder"
 
@@ -34,6 +38,7 @@ class _BuilderRunner(ReplayRunner):
     def _run_rows(self, step: int, rows: StepRows, padded_to: int | None) -> None:
         size = padded_to or 0
         built = self.builder.build(rows.num_computed, rows.num_tokens, self.prefill_len[rows.request], rows.slot, size)
+        self.leg.events += [host_sync(step, str(read)) for read in built.reads]
         decodes = built.runs_as_decode.astype(bool)
         if decodes.any():
             count = max(size, int(decodes.sum()))

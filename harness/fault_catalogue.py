@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .fault_form import Edit, Fault, made
 from .graph_faults import ADAPTERS, GRAPHS
+from .sync_faults import SYNCS
 
 __all__ = ["FAULTS", "Edit", "Fault"]
 
@@ -288,4 +289,4 @@ _KERNELS = (
     ),
 )
 
-FAULTS: dict[str, Fault] = {entry.name: entry for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS, *ADAPTERS, *GRAPHS)}
+FAULTS: dict[str, Fault] = {entry.name: entry for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS, *ADAPTERS, *GRAPHS, *SYNCS)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Fault:
     ``triton`` is its form in the Triton kernel, which the kernel level interprets as one of its targets.
     ``after_capture`` holds further edits of the engine level, planted once its graphs are captured. ``refusal``: words
     of the error that must be raised instead of a wrong result; None for a fault whose results must be seen to be wrong.
+    ``targets``: by level, the target that runs what the fault changes, where the level's first one does not.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Fault:
     after_capture: tuple[Edit, ...] = ()
     refusal: str | None = None
     triton: tuple[Edit, ...] = ()
+    targets: dict[str, str] = field(default_factory=dict)
 
     @property
     def levels(self) -> tuple[str, ...]:

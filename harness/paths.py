@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .contract import Path
 from .cpu_platform import why_no_engine
+from .faults import fault as planted_fault
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
 
@@ -15,8 +16,11 @@ class LevelUnavailable(RuntimeError):
 def open_path(level: str, fault: str | None, target: str | None = None) -> Path:
     """The Path of a level and a target, its first one if None.
 
-    Raises LevelUnavailable where the machine lacks what it needs.
+    A fault that the first target does not run brings its own. Raises LevelUnavailable where the machine lacks what it
+    needs.
     """
+    if target is None and fault is not None:
+        target = planted_fault(fault).targets.get(level)
     if level == "kernel":
         return KernelPath(fault)
     if level == "schedule" and target != "builder":

@@ -11,6 +11,8 @@ import torch
 
 from ..cases.case import Case
 from . import cpu_platform
+from .engine_sync import allowed_regions, device_tensors, vllm_sentinel
+from .sync import HostRead
 from .trace import IntArray
 
 MAX_ROWS = 64
@@ -18,11 +20,15 @@ MAX_ROWS = 64
 
 @dataclass(frozen=True)
 class Built:
-    """What the builder made of a step, rows in the order given: [R] each, 0 on rows that run as prefill."""
+    """What the builder made of a step, rows in the order given: [R] each, 0 on rows that run as prefill.
+
+    ``reads``: where its own code read a device value on the host, each place once a builder.
+    """
 
     runs_as_decode: IntArray
     write_pos: IntArray
     is_flush: IntArray
+    reads: tuple[HostRead, ...] = ()
 
 
 class RealBuilder:
@@ -46,6 +52,8 @@ class RealBuilder:
         )
         config = _config(case)
         self.builder: Any = ReplayMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+        self.sentinel = vllm_sentinel()
+        self.sentinel.mark(*device_tensors(self.builder))
 
     def build(
         self, num_computed: IntArray, num_tokens: IntArray, prefill_len: IntArray, slots: IntArray, padded_to: int
@@ -60,11 +68,15 @@ class RealBuilder:
             for values in (num_computed, num_tokens, prefill_len, slots)
         )
         self.builder.replayssm_decode_base_cpu = torch.from_numpy(base)
-        metadata = self.builder.build(0, _common_metadata(computed, tokens, base, slot))
+        common = _common_metadata(computed, tokens, base, slot)
+        self.sentinel.mark(common.query_start_loc, common.seq_lens, common.block_table_tensor, common.slot_mapping)
+        with allowed_regions(), self.sentinel.watch():
+            metadata = self.builder.build(0, common)
+        reads = tuple(read for read in self.sentinel.take() if not read.stock)
         decodes = (np.arange(size) < metadata.num_decodes) & (tokens > 0)
         back = np.argsort(order)
         columns = (decodes, metadata.write_pos[:size].numpy(), metadata.is_flush[:size].numpy())
-        return Built(*(np.asarray(column[: len(order)][back], np.int64) for column in columns))
+        return Built(*(np.asarray(column[: len(order)][back], np.int64) for column in columns), reads)
 
 
 def _config(case: Case) -> Any:
@@ -98,9 +110,10 @@ def _common_metadata(computed: IntArray, tokens: IntArray, base: IntArray, slots
     blocks = int((computed + tokens).max()) + 1
     prefilling = (computed < base) & ~((tokens == 1) & (computed > 0))
     return CommonAttentionMetadata(
-        query_start_loc=start,
+        # as on a GPU, not the host's memory
+        query_start_loc=start.clone(),
         query_start_loc_cpu=start,
-        seq_lens=seq_lens,
+        seq_lens=seq_lens.clone(),
         seq_lens_cpu_upper_bound=seq_lens,
         num_reqs=len(tokens),
         num_actual_tokens=num_tokens,
