@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from replay_parity.harness.interpreter import BadAccess, interpreted
 from replay_parity.kernels import decode_launch
-from replay_parity.kernels.decode import gdn_packed_decode, gdn_replay_decode
+from replay_parity.kernels.decode import Backend, gdn_packed_decode, gdn_replay_decode
 
 # NaN with a payload in every dtype
 NAN_BYTES = (0xA0, 0x7F, 0xA0, 0x7F)
@@ -142,13 +141,12 @@ def make_step(layer: Layer, seed: int, device: str) -> tuple[Step, Memory]:
         memory.ring_d[slot, :, :write_pos] = draw(hv, write_pos, vd).to(device, layer.ring)
         memory.ring_k[slot, :, :write_pos] = draw(h, write_pos, kd).to(device, layer.ring) / kd**0.5
         memory.ring_g[slot, :, :write_pos] = -draw(hv, write_pos).abs().to(device) / layer.buffer_len
-    slots, write_pos, is_flush = zip(*rows, strict=True)
     step = Step(
         token=(q, k, v, gates[:, hv:], gates[:, :hv]),
         layer=(torch.log(1 + draw(hv).abs()).to(device), (draw(hv) - 4).to(device)),
-        slots=torch.tensor(slots, dtype=torch.int32, device=device),
-        write_pos=torch.tensor(write_pos, dtype=torch.int32, device=device),
-        is_flush=torch.tensor(is_flush, device=device),
+        slots=torch.tensor([row[0] for row in rows], dtype=torch.int32, device=device),
+        write_pos=torch.tensor([row[1] for row in rows], dtype=torch.int32, device=device),
+        is_flush=torch.tensor([row[2] for row in rows], device=device),
         out=torch.full((num_rows, hv, vd), float("nan"), dtype=layer.activation, device=device),
     )
     return step, memory
@@ -174,20 +172,25 @@ def writable(layer: Layer, step: Step, has_ring: bool) -> Memory:
     return memory
 
 
-Operator = Callable[[Step, Memory, Any], torch.Tensor]
+Operator = Callable[[Step, Memory, Backend], torch.Tensor]
 
 
-def replay(step: Step, memory: Memory, backend: Any) -> torch.Tensor:
+def replay(step: Step, memory: Memory, backend: Backend) -> torch.Tensor:
     """One step of the replay operator; returns its output."""
+    return replay_into(step, memory, step.out.clone(), backend)
+
+
+def replay_into(step: Step, memory: Memory, out: torch.Tensor, backend: Backend = "triton") -> torch.Tensor:
+    """One step of the replay operator with the caller's output."""
+    # called with unpacked lists, whose lengths a type checker cannot see
     run: Callable[..., torch.Tensor] = gdn_replay_decode
-    m = memory
     return run(
-        *step.token, *step.layer, m.state, m.ring_d, m.ring_k, m.ring_g, step.slots, step.write_pos, step.is_flush,
-        out=step.out.clone(), backend=backend,
+        *step.token, *step.layer, memory.state, memory.ring_d, memory.ring_k, memory.ring_g,
+        step.slots, step.write_pos, step.is_flush, out=out, backend=backend,
     )  # fmt: skip
 
 
-def packed(step: Step, memory: Memory, backend: Any) -> torch.Tensor:
+def packed(step: Step, memory: Memory, backend: Backend) -> torch.Tensor:
     """One step of the packed operator; returns its output."""
     run: Callable[..., torch.Tensor] = gdn_packed_decode
     return run(*step.token, *step.layer, memory.state, step.slots, out=step.out.clone(), backend=backend)
@@ -352,10 +355,7 @@ def test_views_that_are_not_dense(device: str) -> None:
     plain_memory, wide_memory = copied(Layer(), memory), copied(Layer(), memory)
     with interpreted() if device == "cpu" else nullcontext():
         plain = replay(step, plain_memory, "triton")
-        out = gdn_replay_decode(  # type: ignore[call-arg]
-            *wide.token, *wide.layer, wide_memory.state, wide_memory.ring_d, wide_memory.ring_k, wide_memory.ring_g,
-            wide.slots, wide.write_pos, wide.is_flush, out=wide.out, backend="triton",
-        )  # fmt: skip
+        out = replay_into(wide, wide_memory, wide.out)
         none = slice(0, 0)
         empty = replace(
             step, token=tuple(x[none] for x in step.token), slots=step.slots[none], write_pos=step.write_pos[none],
@@ -370,9 +370,10 @@ def test_views_that_are_not_dense(device: str) -> None:
 def test_tensors_beyond_a_launch_are_named() -> None:
     step, memory = make_step(Layer(), 0, "cpu")
     # the check of devices comes before: the launch is asked itself
+    launch: Callable[..., None] = decode_launch.packed_decode
     far = torch.empty_strided((9, 4, 16, 16), (1, 1, 2**28, 1), device="meta")
     with pytest.raises(decode_launch.LaunchError, match=r"^state: one head spans 4026531855 elements"):
-        decode_launch.packed_decode(*step.token, *step.layer, far, step.slots, step.out, True)  # type: ignore[call-arg]
+        launch(*step.token, *step.layer, far, step.slots, step.out, True)
     many = replace(
         step, token=tuple(x[:1].expand(70000, *x.shape[1:]) for x in step.token), slots=step.slots[:1].expand(70000),
         write_pos=step.write_pos[:1].expand(70000), is_flush=step.is_flush[:1].expand(70000),
@@ -418,7 +419,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 import torch
-from replay_parity.kernels.decode import gdn_packed_decode
+from replay_parity.kernels.decode import Backend, gdn_packed_decode
 x, y = torch.ones(1, 1, 4), torch.ones(1, 1)
 def call(backend):
     return gdn_packed_decode(
