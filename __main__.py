@@ -104,14 +104,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     """Judge one Case file again."""
     case = load_case(arguments.case)
     play(case)
-    levels = _levels(arguments.level, arguments.fault)
+    levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
     from replay_parity.harness.judge_case import judge_case
     from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
 
     outcomes = []
     for level in levels:
         try:
-            path = open_path(level, arguments.fault)
+            path = open_path(level, arguments.fault, arguments.target)
         except LevelUnavailable as error:
             print(f"{level:9} unknown  {error}")
             outcomes.append(UNKNOWN)
@@ -131,11 +131,12 @@ def _faults(arguments: argparse.Namespace) -> int:
     from replay_parity.harness.fault_run import CAUGHT, SURVIVED, Hunt, hunt_all, hunts
     from replay_parity.harness.progress import Progress, say_hunts
 
-    pairs = hunts([level for level in LEVELS if level in (arguments.level or LEVELS)])
+    asked = _with_target(arguments.level, arguments.target) or LEVELS
+    pairs = hunts([level for level in LEVELS if level in asked], arguments.target)
     out = FaultDir(arguments.out)
     found: list[Hunt] = []
     with Progress(len(pairs), 0) as progress:
-        for entry in hunt_all(pairs, arguments.examples, arguments.seed, arguments.workers):
+        for entry in hunt_all(pairs, arguments.examples, arguments.seed, arguments.workers, arguments.target):
             found.append(entry)
             out.write(found)
             progress.advance(f"{entry.fault} {entry.outcome}")
@@ -272,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="judge one case file again")
     replay.add_argument("case", metavar="CASE.json", type=Path)
     _add_level(replay)
+    _add_target(replay)
     replay.add_argument("--fault", metavar="NAME", help="plant this fault first")
     replay.set_defaults(command=_replay)
     _add_faults(commands.add_parser("faults", help="plant each fault, report which are caught and how soon"))
@@ -300,8 +302,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
     run.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
     run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")
-    names = sorted({name for targets in TARGETS.values() for name in targets})
-    run.add_argument("--target", choices=names, help="what is judged (default: the first of `torch`, `plugin`)")
+    _add_target(run)
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
     run.add_argument(
         "--database",
@@ -316,8 +317,14 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.set_defaults(command=_run)
 
 
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    names = sorted({name for targets in TARGETS.values() for name in targets})
+    parser.add_argument("--target", choices=names, help="what is judged (default: the first of `torch`, `plugin`)")
+
+
 def _add_faults(faults: argparse.ArgumentParser) -> None:
     _add_level(faults)
+    _add_target(faults)
     faults.add_argument("--examples", type=_count(1), default=200, metavar="N", help="budget a fault (default: 200)")
     faults.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
     faults.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")

@@ -7,9 +7,12 @@ graph_faults.py, as adapter.*) old values that a FULL CUDA graph reads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .fault_form import Edit, Fault, made
 from .graph_faults import ADAPTERS, GRAPHS
 from .sync_faults import SYNCS
+from .triton_faults import TRITON
 
 __all__ = ["FAULTS", "Edit", "Fault"]
 
@@ -289,4 +292,7 @@ _KERNELS = (
     ),
 )
 
-FAULTS: dict[str, Fault] = {entry.name: entry for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS, *ADAPTERS, *GRAPHS, *SYNCS)}
+FAULTS: dict[str, Fault] = {
+    entry.name: replace(entry, triton=TRITON.get(entry.name, ()))
+    for entry in (*_CURSORS, *_SLOTS, *_RINGS, *_KERNELS, *ADAPTERS, *GRAPHS, *SYNCS)
+}

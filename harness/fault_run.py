@@ -12,7 +12,7 @@ import torch
 from ..cases.case import Case
 from .campaign import Job, judge_job
 from .explore import Chunk, chunks
-from .fault_catalogue import FAULTS
+from .faults import forms
 from .judge_case import Judged
 from .outcome import FAIL
 from .paths import LevelUnavailable, close_path, open_path
@@ -51,28 +51,30 @@ class Hunt:
         }
 
 
-def hunts(levels: Sequence[str]) -> list[tuple[str, str]]:
-    """(fault, level) of every form that the catalogue has at these levels."""
-    return [(name, level) for level in levels for name, entry in FAULTS.items() if level in entry.levels]
+def hunts(levels: Sequence[str], target: str | None = None) -> list[tuple[str, str]]:
+    """(fault, level) of every form that the catalogue has at these levels, by level."""
+    return sorted((pair for pair in forms(target) if pair[1] in levels), key=lambda pair: levels.index(pair[1]))
 
 
-def hunt_all(pairs: Sequence[tuple[str, str]], examples: int, seed: int, workers: int) -> Iterator[Hunt]:
+def hunt_all(
+    pairs: Sequence[tuple[str, str]], examples: int, seed: int, workers: int, target: str | None = None
+) -> Iterator[Hunt]:
     """One Hunt a pair, in their order; engine hunts one after the other in this process."""
     from joblib import Parallel, delayed
 
     layer = [pair for pair in pairs if pair[1] != "engine"]
     if layer:
         pool = Parallel(n_jobs=workers, return_as="generator")
-        yield from pool(delayed(hunt)(name, level, examples, seed) for name, level in layer)
-    yield from (hunt(name, level, examples, seed) for name, level in pairs if level == "engine")
+        yield from pool(delayed(hunt)(name, level, examples, seed, target) for name, level in layer)
+    yield from (hunt(name, level, examples, seed, target) for name, level in pairs if level == "engine")
 
 
-def hunt(fault: str, level: str, examples: int, seed: int) -> Hunt:
+def hunt(fault: str, level: str, examples: int, seed: int, target: str | None = None) -> Hunt:
     """Plant one fault at one level and look for it."""
     started = time.perf_counter()
     torch.set_num_threads(1)
     try:
-        path = open_path(level, fault)
+        path = open_path(level, fault, target)
     except LevelUnavailable as error:
         return Hunt(fault, level, NOT_RUN, 0, 0.0, None, str(error), None)
     judged: list[Judged] = []

@@ -9,6 +9,7 @@ from ..cases.case import Case
 from ..cases.inputs import LayerInputs, layer_inputs
 from ..cases.timeline import Timeline, play
 from .contract import Legs
+from .decode_op import DecodeOp, decode_op
 from .faults import plant
 from .layer_leg import StepRows
 from .oracle_path import LayerTruth, layer_truth, ledger_cursors, oracle_trace
@@ -18,17 +19,23 @@ from .trace import Cursors
 
 
 class KernelPath:
-    """Judges gdn_replay_decode on the rows, ring positions and slots of a timeline, with nothing else in the way."""
+    """Judges gdn_replay_decode on the rows, ring positions and slots of a timeline, with nothing else in the way.
+
+    target: the backend of both ops, "torch", "triton" (interpreted on the CPU) or "triton_gpu".
+    """
 
     level = "kernel"
-    target = "torch"
 
-    def __init__(self, fault: str | None = None) -> None:
-        self.fault = fault
+    def __init__(self, fault: str | None = None, target: str = "torch") -> None:
+        self.fault, self.target = fault, target
 
     @torch.inference_mode()
     def run(self, case: Case) -> Legs:
         """Truth in float64, replay op, packed op; both ops start from the oracle's float32 prefill."""
+        with decode_op(self.target) as op:
+            return self._run(case, op)
+
+    def _run(self, case: Case, op: DecodeOp) -> Legs:
         timeline = play(case)
         inputs = layer_inputs(case)
         cursors = ledger_cursors(case, timeline)
@@ -39,10 +46,10 @@ class KernelPath:
         )
         prefilled = layer_truth(case, inputs, torch.float32)
         plain, plain_inputs = in_float32(case, inputs)
-        baseline = _PackedOp(plain, timeline, plain_inputs, cursors, prefilled).run()
-        with plant(self.fault, self.level):
+        baseline = _PackedOp(plain, timeline, plain_inputs, cursors, prefilled, op).run()
+        with plant(self.fault, self.level, self.target):
             subject, wide, failure = run_subject(
-                lambda given: _ReplayOp(case, timeline, given, cursors, prefilled), case, inputs
+                lambda given: _ReplayOp(case, timeline, given, cursors, prefilled, op), case, inputs
             )
         summands = summand_trace(case, timeline, inputs, cursors, true) if judged_by_error(case) else None
         return Legs(self.level, case, timeline, truth, subject, baseline, failure, rounding, undecided, summands, wide)
@@ -52,9 +59,15 @@ class _PackedOp(BaselineRunner):
     """Decode rows through packed decode; which rows those are is the ledger's word."""
 
     def __init__(
-        self, case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, prefilled: LayerTruth
+        self,
+        case: Case,
+        timeline: Timeline,
+        inputs: LayerInputs,
+        cursors: Cursors,
+        prefilled: LayerTruth,
+        op: DecodeOp,
     ) -> None:
-        super().__init__(case, timeline, inputs, cursors)
+        super().__init__(case, timeline, inputs, cursors, op)
         self.cursors, self.prefilled = cursors, prefilled
         self.leg.padding_slot = -(case.inputs.seed % 2)
         self.decoded = set(flush_lookup(cursors))

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..cases.case import Case
 from ..cases.inputs import LayerInputs
 from ..cases.timeline import TimelineStep
-from ..kernels.decode import gdn_packed_decode, gdn_replay_decode
 from ..kernels.vllm_cpu import delta_prefill
+from .decode_op import DecodeOp, PlainOp
 from .layer_memory import LayerMemory
 from .trace import Cursors, Event, IntArray, Trace, row_index
 
@@ -69,6 +69,7 @@ class LayerLeg:
     case: Case
     inputs: LayerInputs
     memory: LayerMemory
+    op: DecodeOp = field(default_factory=PlainOp)
     entries: list[tuple[int, int, int, int]] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     state_entries: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -98,19 +99,15 @@ class LayerLeg:
         memory, slots = self.memory, padded(rows.slot, size, self.padding_slot)
         out = self._fresh_output(size)
         self._keep_cursors(step, rows, write_pos, is_flush)
-        gdn_replay_decode(
-            *self.tokens(rows.request, rows.num_computed, size),
-            self.inputs.A_log,
-            self.inputs.dt_bias,
-            memory.state,
-            memory.ring_d,
-            memory.ring_k,
-            memory.ring_g,
+        self.op.replay(
+            (*self.tokens(rows.request, rows.num_computed, size), self.inputs.A_log, self.inputs.dt_bias),
+            memory,
             torch.from_numpy(slots),
             torch.from_numpy(padded(write_pos, size)).int(),
             torch.from_numpy(padded(is_flush, size)).bool(),
-            out=out,
+            out,
         )
+        self.events += self.op.events(step)
         self.events += memory.audit(before, step, rows.slot, write_pos, is_flush)
         self._check_padding(step, rows, out)
         self._keep(step, rows, out)
@@ -120,14 +117,13 @@ class LayerLeg:
     def packed(self, step: int, rows: StepRows, is_flush: IntArray) -> None:
         """The baseline op: the state is written at each step; kept where the ledger says flush."""
         out = self._fresh_output(len(rows.slot))
-        gdn_packed_decode(
-            *self.tokens(rows.request, rows.num_computed, len(rows.slot)),
-            self.inputs.A_log,
-            self.inputs.dt_bias,
-            self.memory.state,
+        self.op.packed(
+            (*self.tokens(rows.request, rows.num_computed, len(rows.slot)), self.inputs.A_log, self.inputs.dt_bias),
+            self.memory,
             torch.from_numpy(rows.slot),
-            out=out,
+            out,
         )
+        self.events += self.op.events(step)
         self._keep(step, rows, out)
         self._keep_states(step, rows, is_flush)
 

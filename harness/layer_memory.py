@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,13 @@ class LayerMemory:
         self.pages = torch.full((num_slots, page), GUARD_BYTE, dtype=torch.uint8)
         self._fill(self.pages, np.random.default_rng([case.inputs.seed, 11]))
         self.state, self.ring_d, self.ring_k, self.ring_g = (self._view(region) for region in self.regions)
+
+    def to(self, device: str) -> LayerMemory:
+        """A copy of all bytes on another device."""
+        other = copy(self)
+        other.pages = self.pages.to(device, copy=True)
+        other.state, other.ring_d, other.ring_k, other.ring_g = (other._view(region) for region in self.regions)
+        return other
 
     def copy_state(self, sources: Tensor, targets: Tensor) -> None:
         """Checkpoints from slot to slot; rings stay, they are logically empty at a block boundary."""

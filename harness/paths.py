@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .contract import Path
 from .cpu_platform import why_no_engine
+from .decode_op import why_not
 from .faults import fault as planted_fault
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
@@ -22,7 +23,11 @@ def open_path(level: str, fault: str | None, target: str | None = None) -> Path:
     if target is None and fault is not None:
         target = planted_fault(fault).targets.get(level)
     if level == "kernel":
-        return KernelPath(fault)
+        chosen = target or "torch"
+        missing = why_not(chosen)
+        if missing is not None:
+            raise LevelUnavailable(missing)
+        return KernelPath(fault, chosen)
     if level == "schedule" and target != "builder":
         return SchedulePath(fault)
     missing = why_no_engine()

@@ -12,6 +12,7 @@ from ..cases.inputs import LayerInputs, layer_inputs
 from ..cases.timeline import Row, Timeline, TimelineStep, play
 from ..kernels.cursor import decode_cursor, runs_as_decode
 from .contract import Legs
+from .decode_op import DecodeOp, PlainOp
 from .faults import plant
 from .layer_leg import LayerLeg, StepRows, step_rows
 from .layer_memory import LayerMemory
@@ -74,10 +75,10 @@ def _run(runner: _Runner) -> tuple[Trace, Failure | None]:
 class _Runner:
     """Walks the steps: who leaves, who is admitted, which rows run as decode and which as prefill."""
 
-    def __init__(self, case: Case, timeline: Timeline, inputs: LayerInputs) -> None:
+    def __init__(self, case: Case, timeline: Timeline, inputs: LayerInputs, op: DecodeOp | None = None) -> None:
         self.case, self.timeline = case, timeline
         self.memory = LayerMemory(case, timeline.num_slots)
-        self.leg = LayerLeg(case, inputs, self.memory)
+        self.leg = LayerLeg(case, inputs, self.memory, op or PlainOp())
         # by request: tokens handed to prefill at the latest (re)admission
         self.prefill_len = np.zeros(len(case.requests), np.int64)
         self.slot_of: dict[int, int] = {}
@@ -139,8 +140,10 @@ class ReplayRunner(_Runner):
 class BaselineRunner(_Runner):
     """The baseline: the same rows through packed decode; states kept where the ledger says flush."""
 
-    def __init__(self, case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors) -> None:
-        super().__init__(case, timeline, inputs)
+    def __init__(
+        self, case: Case, timeline: Timeline, inputs: LayerInputs, cursors: Cursors, op: DecodeOp | None = None
+    ) -> None:
+        super().__init__(case, timeline, inputs, op)
         self.flushes = flush_lookup(cursors)
 
     def _decode(self, step: int, rows: StepRows, padded_to: int | None) -> None:

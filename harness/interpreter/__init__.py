@@ -3,6 +3,7 @@
 from .findings import Access, BadAccess, FallbackWarning, KernelError
 from .handle import Unsupported
 from .session import Session, interpreted
+from .source import rewritten
 from .stock import run_stock
 from .traffic import Launch, Line, Traffic
 
@@ -17,5 +18,6 @@ __all__ = [
     "Traffic",
     "Unsupported",
     "interpreted",
+    "rewritten",
     "run_stock",
 ]

@@ -6,7 +6,8 @@ import ast
 import builtins
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,6 +42,14 @@ class Source:
         """Triton's view of each parameter: its name, annotation and whether it is a constexpr."""
         return tuple(KernelParam(i, p, False, False) for i, p in enumerate(self.signature.parameters.values()))
 
+    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Values by parameter name, defaults filled in."""
+        if not kwargs and len(args) == len(self.parameters):
+            return {parameter.name: value for parameter, value in zip(self.parameters, args, strict=True)}
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
     def outer(self, name: str) -> Any:
         """A name that is not local: of an enclosing function, the module or Python itself. Raises NameError."""
         code = self.function.__code__
@@ -56,12 +65,23 @@ class Source:
             raise NameError(f"{name} is not defined") from None
 
 
-def _parse(function: Callable[..., Any]) -> Source:
+@contextmanager
+def rewritten(function: Callable[..., Any], text: str) -> Iterator[None]:
+    """Inside the block ``function`` runs as if ``text`` were its source, with the outer names that it has."""
+    before = Source.of(function)
+    _sources[function] = _parse(function, text)
+    try:
+        yield
+    finally:
+        _sources[function] = before
+
+
+def _parse(function: Callable[..., Any], text: str | None = None) -> Source:
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise Unsupported(f"{function.__name__} has no source") from None
-    tree = ast.parse(textwrap.dedent("".join(lines)))
+    tree = ast.parse(textwrap.dedent("".join(lines)) if text is None else text)
     ast.increment_lineno(tree, first - 1)
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
