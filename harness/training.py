@@ -93,7 +93,7 @@ def train(corpus: Corpus, steps: int, seed: int) -> Any:
                 group["lr"] = PEAK_RATE * rate
             loss = _loss(model, next(windows))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             progress.advance(f"{loss.item() / math.log(2):.2f} bits per byte")
