@@ -50,8 +50,8 @@ class EngineRows:
     ``step`` indexes Case.steps; ``num_computed`` tokens were in the state before the row; ``prefill_len`` tokens were
     handed to prefill at the request's latest (re)admission. From the plugin's own metadata, UNKNOWN where it reported
     none: ``decode_base``, ``write_pos``, ``is_flush`` (0 or 1), ``slot`` (state block of the first GDN group),
-    ``ran_as_decode`` (0 or 1). ``padded_to`` is the step's number of rows after padding, ``graph_rows`` that of the FULL
-    graph that was replayed, 0 where the step ran eagerly.
+    ``ran_as_decode`` (0 or 1). ``padded_to`` is the step's number of rows after padding, ``graph_rows`` that of the
+    FULL graph that was replayed, 0 where the step ran eagerly.
     """
 
     step: IntArray

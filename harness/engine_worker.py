@@ -186,24 +186,27 @@ class Engine:
             # the engine's request ids are random
             raise DirectionError(index, str(numbers[error.request]), error.wanted, error.got) from None
         except Exception as error:
+            graph_rows = self._graph_rows(index, log)
             log.events += self.sync.events(index, error)
             # what the rows of this step were told is most wanted now
-            self._log_step(index, numbers, log)
+            log.add_step(index, self.director.rows, numbers, graph_rows)
             raise
+        # what a graph read comes first: the rest follows from it
+        graph_rows = self._graph_rows(index, log)
         log.events += self.sync.events(index)
         if self.config.buffer_len is not None:
             requests = [numbers[row.request_id] for row in self.director.rows]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
-        self._log_step(index, numbers, log)
+        log.add_step(index, self.director.rows, numbers, graph_rows)
         for output in outputs:
             log.add_output(index, int(output.request_id), output.outputs[0])
 
-    def _log_step(self, index: int, numbers: dict[str, int], log: RowLog) -> None:
-        rows = 0
-        if self.graphs is not None:
-            log.events += self.graphs.events(index, log.reported)
-            rows = self.graphs.take_rows()
-        log.add_step(index, self.director.rows, numbers, rows)
+    def _graph_rows(self, index: int, log: RowLog) -> int:
+        """Rows of the graph that the step replayed, 0 without one; what it read that was not the step's is logged."""
+        if self.graphs is None:
+            return 0
+        log.events += self.graphs.events(index, log.reported)
+        return self.graphs.take_rows()
 
     def _clean(self) -> None:
         self.director.rest()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 # made by the host for each step and read by a kernel for CPUs only; a replay makes it anew
 _REMADE = frozenset(("scheduler_metadata",))
-# fields that the plugin tells its observers, by their names in the metadata
-_TOLD = {"write_pos": "write_pos", "is_flush": "is_flush"}
+_SLOTS = "non_spec_state_indices_tensor"
+# what the plugin's decode reads, named first
+_READ_FIRST = (_SLOTS, "write_pos", "is_flush")
 _SHOWN = 8
 
 
@@ -50,7 +51,7 @@ class GraphAudit:
         """A line for each field that does not stand where the graph of ``rows`` reads it."""
         captured = self.captured[rows]
         found = []
-        for key, now in fields(metadata).items():
+        for key, now in sorted(fields(metadata).items(), key=lambda entry: entry[0][1] not in _READ_FIRST):
             was = captured.get(key)
             if was is None:
                 found.append(f"{now.label}: the graph of {rows} rows was captured without it")
@@ -61,21 +62,23 @@ class GraphAudit:
                 )
         return found
 
-    def untold(self, rows: int, reported: Sequence[Any]) -> list[str]:
-        """A line for each field whose captured memory does not hold what the builder says it made for the step.
+    def untold(self, rows: int, reported: Sequence[Any], slots: Mapping[str, Tensor]) -> list[str]:
+        """A line for each field whose captured memory does not hold the step's values.
 
-        reported: the plugin's ReplaySteps, one a GDN group.
+        reported: the plugin's ReplaySteps, one a GDN group; slots: the block of each row's state by the group's first
+        layer, as the block tables have it.
         """
-        captured = self.captured[rows]
         found = []
         for told in reported:
-            for name, told_name in _TOLD.items():
-                field = captured.get((told.layer_names[0], name))
-                right = torch.as_tensor(getattr(told, told_name))
-                if field is not None and not torch.equal(field.tensor[: len(right)].cpu(), right):
+            layer = told.layer_names[0]
+            right = {"write_pos": told.write_pos, "is_flush": told.is_flush, _SLOTS: slots[layer]}
+            for name, values in right.items():
+                field = self.captured[rows][layer, name]
+                wanted = torch.as_tensor(values).cpu()
+                if not torch.equal(field.tensor[: len(wanted)].cpu(), wanted):
                     found.append(
                         f"{field.label}: the graph of {rows} rows reads {_values(field.tensor)}, "
-                        f"the step was told {_values(right)}"
+                        f"the step's are {_values(wanted)}"
                     )
         return found
 

@@ -75,11 +75,11 @@ class Graph:
         self.operations, self.held = [], []
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into ``graph`` what runs inside it; ``host`` knows arguments that a replay must make anew."""
 
     def __init__(self, graph: Graph, host: HostCalls | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
         self.host = host
 
@@ -114,7 +114,9 @@ class Recorder(TorchDispatchMode):
         if any(leaf is not None and not isinstance(leaf, Tensor) for leaf in leaves):
             raise _host_read(func)
         fresh = tuple(
-            (place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and _memory(leaf) not in known
+            (place, leaf)
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and _memory(leaf) not in known
         )
         self.graph.held += [leaf for _, leaf in fresh]
         if func.overloadpacket.__name__ in _ALLOCATE_ONLY or not (fresh or func._schema.is_mutable):
@@ -124,7 +126,7 @@ class Recorder(TorchDispatchMode):
         self.graph.operations.append(Operation(func, args, kwargs, fresh, remade))
 
 
-class HostCalls(TorchDispatchMode):
+class HostCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers how arguments came about that a CPU kernel wants from the host for each call.
 
     vLLM's attention kernel for CPUs takes a plan of the batch, made before the forward. A GPU graph has no such thing:
@@ -133,7 +135,7 @@ class HostCalls(TorchDispatchMode):
     """
 
     def __init__(self, makers: frozenset[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.makers = makers
         self.made: dict[int, tuple[Tensor, Callable[[], Any]]] = {}
 
@@ -207,4 +209,4 @@ def _host_read(func: Any) -> CaptureError:
 
 def _memory(tensor: Tensor) -> int:
     """What two tensors have in common that share memory."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -74,6 +74,7 @@ class EngineGraphs:
         self.rows = 0
         self.found: list[str] = []
         self._metadata: dict[str, Any] = {}
+        self._slots: dict[str, torch.Tensor] = {}
         self._listen()
         self._capture()
 
@@ -84,7 +85,7 @@ class EngineGraphs:
         """
         found, self.found = self.found, []
         if self.rows:
-            found += self.audit.untold(self.rows, reported)
+            found += self.audit.untold(self.rows, reported, self._slots)
         return [Event("stale_graph", step, None, message) for message in found]
 
     def take_rows(self) -> int:
@@ -98,9 +99,13 @@ class EngineGraphs:
 
         def prepare_attn(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
             metadata = prepare(input_batch, *args, **kwargs)
+            # in V2's order: mode, block tables, slot mappings, groups of layers
+            _, tables, _, groups, *_ = args
             self._metadata = metadata
             if self.capturing:
                 self.audit.remember(input_batch.num_reqs_after_padding, metadata)
+            else:
+                self._slots = self._state_blocks(input_batch, tables, groups)
             return metadata
 
         def run_fullgraph(desc: Any) -> Any:
@@ -109,6 +114,24 @@ class EngineGraphs:
             return replay(desc)
 
         state.prepare_attn, manager.run_fullgraph = prepare_attn, run_fullgraph
+
+    def _state_blocks(self, input_batch: Any, tables: Any, groups: Any) -> dict[str, torch.Tensor]:
+        """The block of each row's state by the first layer of each GDN group, NULL in padded rows."""
+        from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+        from vllm.v1.kv_cache_interface import MambaSpec
+
+        rows, mode = input_batch.num_reqs, self.runner.cache_config.mamba_cache_mode
+        found = {}
+        for table, members in zip(tables, groups, strict=True):
+            for group in members:
+                if isinstance(group.kv_cache_spec, MambaSpec):
+                    blocks = mamba_get_block_table_tensor(
+                        table[:rows], input_batch.seq_lens[:rows], group.kv_cache_spec, mode
+                    )
+                    padded = torch.zeros_like(table[: input_batch.num_reqs_after_padding, 0])
+                    padded[:rows] = blocks[:, 0]
+                    found[group.layer_names[0]] = padded
+        return found
 
     def _capture(self) -> None:
         manager = self.runner.cudagraph_manager

@@ -34,8 +34,13 @@ def named_cases(level: str) -> list[Planned]:
     """Every named scenario with the layer shapes of the level."""
     table = engine_scenarios() if level == "engine" else scenarios()
     planned = [Planned(scenario.case, level) for scenario in table.values()]
-    # a new engine only where settings change
-    return sorted(planned, key=lambda entry: astuple(entry.case.replay)) if level == "engine" else planned
+    return sorted(planned, key=_engine_settings) if level == "engine" else planned
+
+
+def _engine_settings(planned: Planned) -> tuple[object, ...]:
+    """What cases must share to be played by one engine."""
+    graphs = planned.case.graphs
+    return astuple(planned.case.replay), () if graphs is None else graphs.capture_sizes
 
 
 def kept_cases(level: str) -> list[Planned]:
