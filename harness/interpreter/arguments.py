@@ -11,17 +11,14 @@ from triton.runtime.jit import TensorWrapper, mangle_type
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .expressions import plain
-from .handle import Handle, Unsupported, held_dtype
+from .handle import Handle, Unsupported, held_dtype, memory_dtype
 from .regions import Regions
 from .source import Source
 
 
 def bind(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Values by parameter name, defaults filled in; compile options such as num_warps are dropped."""
-    named = {name: value for name, value in kwargs.items() if name in source.signature.parameters}
-    bound = source.signature.bind(*args, **named)
-    bound.apply_defaults()
-    return dict(bound.arguments)
+    return source.bind(list(args), {name: kwargs[name] for name in kwargs if name in source.signature.parameters})
 
 
 def kernel_values(source: Source, arguments: dict[str, Any], regions: Regions) -> dict[str, Any]:
@@ -36,6 +33,8 @@ def kernel_values(source: Source, arguments: dict[str, Any], regions: Regions) -
 
 def _value(name: str, value: Any, parameter: Any, regions: Regions) -> Any:
     value = plain(value)
+    if isinstance(value, np.integer | np.bool_):
+        value = value.item()
     if isinstance(value, tuple):
         return tuple(_value(f"{name}[{i}]", item, parameter, regions) for i, item in enumerate(value))
     if isinstance(value, bool):
@@ -60,7 +59,7 @@ def _pointer(name: str, value: Any, const: bool, regions: Regions) -> Any:
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}; the interpreter works on CPU tensors in place, pass .cpu()")
     element = tl.str_to_ty(mangle_type(value).lstrip("*k"), None)
-    held_dtype(element)
     kind = tl.pointer_type(element, const=const)
     address = np.array([value.data_ptr()], np.uint64)
-    return tl.tensor(Handle(address, kind, regions.register(name, tensor)), kind)
+    aligned = value.data_ptr() % memory_dtype(element).itemsize == 0
+    return tl.tensor(Handle(address, kind, regions.register(name, tensor), aligned), kind)

@@ -192,11 +192,11 @@ class Arithmetic:
         return self._binary(np.minimum, self._binary(np.maximum, arg, low), high)
 
     def create_select(self, condition: Handle, lhs: Handle, rhs: Handle) -> Handle:
-        same = isinstance(lhs.origin, int) and isinstance(rhs.origin, int) and lhs.origin == rhs.origin
+        same = lhs.origin is rhs.origin or (isinstance(lhs.origin, int) and lhs.origin == rhs.origin)
         data = np.where(condition.data, lhs.data, rhs.data)
         if data.nbytes > self.peak:
             self.peak = data.nbytes
-        return Handle(data, lhs.dtype, lhs.origin if same else ANYWHERE)
+        return Handle(data, lhs.dtype, lhs.origin if same else ANYWHERE, lhs.aligned and rhs.aligned)
 
     def create_cast(self, src: Handle, dst_type: Any) -> Handle:
         """Between numbers, to the nearest even."""

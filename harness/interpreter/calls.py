@@ -7,7 +7,7 @@ import builtins
 from typing import Any
 
 import triton.language as tl
-from triton.language import core
+from triton.language import core, standard
 from triton.runtime.jit import ConstexprFunction
 
 from .expressions import Expressions, plain
@@ -19,6 +19,8 @@ from .source import Source
 
 _STATIC = (len, isinstance, getattr, hasattr, int, float, bool, str, abs, sum, tuple, list, type, min, max, round)
 _DEEPEST = 64
+# caches are not modelled
+_ANY_CACHE = core._CachePolicy()
 
 
 class Calls(Expressions):
@@ -60,13 +62,12 @@ class Calls(Expressions):
     def call_function(self, function: Any, args: list[Any], kwargs: dict[str, Any], scope: Scope) -> Any:
         """A function made by ``triton.jit``."""
         source = Source.of(function.fn)
-        bound = source.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+        arguments = source.bind(args, kwargs)
         if self.depth >= _DEEPEST:
             raise Unsupported(f"calls nested {_DEEPEST} deep")
         self.depth += 1
         try:
-            return self.run_function(source, {name: plain(value) for name, value in bound.arguments.items()}, scope)
+            return self.run_function(source, {name: plain(value) for name, value in arguments.items()}, scope)
         finally:
             self.depth -= 1
 
@@ -88,14 +89,32 @@ class Calls(Expressions):
             return result
         if callee is print:
             return self.call(core.device_print, args, kwargs, scope)
+        if getattr(callee, "__triton_aggregate__", False):
+            raise Unsupported("an aggregate")
         tensors = any(isinstance(arg, tl.tensor) for arg in [*args, *kwargs.values()])
         ours = isinstance(callee, type) and callee.__module__.startswith("triton.language")
         if callee in _STATIC or ours or not tensors:
             return callee(*args, **kwargs)
         raise Unsupported(f"the call of {getattr(callee, '__name__', callee)} on tensors")
 
+    def _load(
+        self, scope: Scope, pointer: Any, mask: Any = None, other: Any = None, *, volatile: Any = False, **policy: Any
+    ) -> Any:
+        mask, other = (None if x is None else self.to_tensor(x) for x in (plain(mask), plain(other)))
+        return self.semantic.load(pointer, mask, other, _ANY_CACHE, plain(volatile))
+
+    def _store(self, scope: Scope, pointer: Any, value: Any, mask: Any = None, **policy: Any) -> Any:
+        mask = plain(mask)
+        value, mask = self.to_tensor(value), None if mask is None else self.to_tensor(mask)
+        return self.semantic.store(pointer, value, mask, _ANY_CACHE)
+
     def _reduce(self, scope: Scope, input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
         return Reductions(self, scope).reduce(input, plain(axis), combine_fn, bool(plain(keep_dims)))
+
+    def _sum(self, scope: Scope, input: Any, axis: Any = None, keep_dims: Any = False, dtype: Any = None) -> Any:
+        # as in triton.language.standard, where it is called most of all device functions
+        kind = standard._pick_sum_dtype.fn(input.dtype, plain(dtype))
+        return self._reduce(scope, self.semantic.cast(input, kind), axis, standard._sum_combine, keep_dims)
 
     def _associative_scan(self, scope: Scope, input: Any, axis: Any, combine_fn: Any, reverse: Any = False) -> Any:
         return Reductions(self, scope).scan(input, plain(axis), combine_fn, bool(plain(reverse)))

@@ -18,7 +18,7 @@ from triton.language import core
 from .builder import Builder
 from .handle import Array, Unsupported
 from .language import attribute, ours, pristine
-from .scope import MISSING, Scope, merge
+from .scope import ABSENT, MISSING, Scope, merge
 from .semantic import Semantic
 
 _BINARY: dict[type[ast.operator | ast.cmpop], tuple[str, str, Callable[[Any, Any], Any]]] = {
@@ -55,13 +55,20 @@ class Expressions:
         self.builder = builder
         self.semantic = Semantic(builder)
         self.ours = ours()
+        self._methods: dict[type[ast.AST], Any] = {}
 
     def evaluate(self, node: ast.expr, scope: Scope) -> Any:
         """The value of an expression. Raises Unsupported for syntax that Triton's compiler does not know either."""
-        method = getattr(self, f"_{type(node).__name__}", None)
-        if method is None:
-            raise Unsupported(f"the syntax {type(node).__name__}")
+        method = self._methods.get(type(node)) or self.method(type(node), "_")
         return method(node, scope)
+
+    def method(self, kind: type[ast.AST], prefix: str) -> Callable[..., Any]:
+        """The method for a kind of syntax."""
+        method: Callable[..., Any] | None = getattr(self, prefix + kind.__name__, None)
+        if method is None:
+            raise Unsupported(f"the syntax {kind.__name__}")
+        self._methods[kind] = method
+        return method
 
     def truth(self, value: Any) -> bool | Mask:
         """A condition: one answer for all programs, or (P,) where they differ."""
@@ -100,8 +107,8 @@ class Expressions:
     def _Name(self, node: ast.Name, scope: Scope) -> Any:
         value = scope.get(node.id)
         if value is MISSING:
-            if node.id in scope.values:
-                raise NameError(f"{node.id} is not set in every branch that leads here")
+            raise NameError(f"{node.id} is not set in every branch that leads here")
+        if value is ABSENT:
             value = scope.source.outer(node.id)
         return plain(value)
 

@@ -43,11 +43,15 @@ class Unsupported(Exception):
 
 @dataclass(slots=True)
 class Handle:
-    """What stands behind a ``tl.tensor``: data (P or 1, *block_shape), scalar type, and a pointer's origin."""
+    """What stands behind a ``tl.tensor``: data (P or 1, *block_shape) and its scalar type.
+
+    Of a pointer also its origin, and whether all addresses are known to be multiples of its element's size.
+    """
 
     data: Array
     dtype: Any
     origin: Origin = ANYWHERE
+    aligned: bool = False
 
     def get_element_ty(self) -> Any:
         """The type a pointer points to, or the type itself."""
@@ -58,12 +62,12 @@ class Handle:
 
     def reshaped(self, data: Array) -> Handle:
         """The same elements in another shape."""
-        return Handle(data, self.dtype, self.origin)
+        return Handle(data, self.dtype, self.origin, self.aligned)
 
     def take(self, rows: NDArray[np.int64]) -> Handle:
         """The same value for the programs at ``rows``."""
         origin = self.origin if isinstance(self.origin, int) else self.origin[rows]
-        return Handle(self.data[rows] if len(self.data) > 1 else self.data, self.dtype, origin)
+        return Handle(self.data[rows] if len(self.data) > 1 else self.data, self.dtype, origin, self.aligned)
 
 
 def memory_dtype(dtype: Any) -> np.dtype[Any]:

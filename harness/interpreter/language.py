@@ -19,8 +19,10 @@ Change = tuple[Any, str, Any]
 
 # where Triton's interpreter exchanges functions; it does not put all of them back
 _PLACES: tuple[Any, ...] = (tl, core, tl_math, tl.tensor, core.tensor_descriptor_base)
-# functions that need a builder of compiled code
+# functions that need a builder of compiled code, and those that are called most
 OURS = (
+    "load",
+    "store",
     "reduce",
     "associative_scan",
     "_reduce_with_indices",
@@ -67,7 +69,8 @@ def _builtins() -> tuple[Change, ...]:
 
 def ours() -> dict[int, str]:
     """id of a function of triton.language -> its name, for those that we run; as they are bound now."""
-    return {id(getattr(place, name)): name for place in (tl, core) for name in OURS if hasattr(place, name)}
+    found = {id(getattr(place, name)): name for place in (tl, core) for name in OURS if hasattr(place, name)}
+    return {**found, id(standard.sum): "sum"}
 
 
 def attribute(owner: Any, name: str) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import triton.language as tl
 
 from .arguments import bind, kernel_values
 from .builder import Builder
@@ -34,9 +34,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     arguments = bind(source, args, kwargs)
     sizes = _grid(grid(arguments) if callable(grid) else grid)
     counted = Launch(source.name, sizes)
-    watch = Watch(
-        watch.regions, watch.findings, watch.unchecked, watch.bounds, watch.poison, counted if watch.launch else None
-    )
+    watch = replace(watch, launch=None if watch.launch is None else counted)
     builder = Builder(watch, source.name)
     found = len(watch.findings)
     try:
@@ -88,8 +86,3 @@ def _language() -> Iterator[None]:
     finally:
         for owner, name, value in reversed(done):
             setattr(owner, name, value)
-
-
-def is_void(value: Any) -> bool:
-    """True for what a kernel may return."""
-    return value is None or value is tl.void

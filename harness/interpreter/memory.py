@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,24 +43,34 @@ def _space(kind: np.dtype[Any]) -> Array:
     return space
 
 
-def read(addresses: Array, kind: np.dtype[Any]) -> Array:
-    """What lies at these addresses."""
-    index = addresses.view(np.int64) - _BASE
-    if (index & (kind.itemsize - 1)).any():
+def read(addresses: Array, kind: np.dtype[Any], aligned: bool = False) -> Array:
+    """What lies at these addresses; aligned where they are known to be multiples of the type's size."""
+    index = _index(addresses, kind, aligned)
+    if index is None:
         every = np.ascontiguousarray(addresses)
         return np.asarray(native.load(every, np.ones(every.shape, np.bool_), np.zeros(every.shape, kind), kind))
-    return np.take(_space(kind), index // kind.itemsize if kind.itemsize > 1 else index)
+    return _space(kind).take(index)
 
 
-def write(addresses: Array, values: Array) -> None:
+def write(addresses: Array, values: Array, aligned: bool = False) -> None:
     """Put values at these addresses; of two values for one address the later stays."""
     kind = values.dtype
-    index = addresses.view(np.int64) - _BASE
-    if (index & (kind.itemsize - 1)).any():
+    index = _index(addresses, kind, aligned)
+    if index is None:
         every = np.ascontiguousarray(addresses)
         native.store(every, np.ascontiguousarray(values), np.ones(every.shape, np.bool_))
         return
-    _space(kind)[index // kind.itemsize] = values
+    _space(kind)[index] = values
+
+
+def _index(addresses: Array, kind: np.dtype[Any], aligned: bool) -> Array | None:
+    """Where addresses lie in the space of a type, None if some are no multiple of its size."""
+    index: Array = addresses.view(np.int64) - _BASE
+    if kind.itemsize > 1:
+        if not aligned and int(np.bitwise_or.reduce(index, axis=None)) & (kind.itemsize - 1):
+            return None
+        index >>= kind.itemsize.bit_length() - 1
+    return index
 
 
 @dataclass
@@ -97,48 +108,50 @@ class Memory(Shapes):
         self._undo.clear()
 
     def create_load(self, ptr: Handle, cache_policy: Any, is_volatile: bool) -> Handle:
-        return self._load(ptr, None, None)
+        return self.load(ptr, None, None)
 
     def create_masked_load(self, ptr: Handle, mask: Handle, other: Handle | None, *policy: Any) -> Handle:
-        return self._load(ptr, mask.data, other)
+        return self.load(ptr, mask.data, other)
 
     def create_store(self, ptr: Handle, val: Handle, cache_policy: Any) -> None:
-        self._store(ptr, val, None)
+        self.store(ptr, val, None)
 
     def create_masked_store(self, ptr: Handle, val: Handle, mask: Handle, cache_policy: Any) -> None:
-        self._store(ptr, val, mask.data)
+        self.store(ptr, val, mask.data)
 
     def create_atomic_load(self, ptr: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
-        return self._load(ptr, mask.data, None)
+        return self.load(ptr, mask.data, None)
 
     def create_atomic_store(self, ptr: Handle, val: Handle, mask: Handle, sem: Any, scope: Any) -> None:
-        self._store(ptr, val, mask.data)
+        self.store(ptr, val, mask.data)
 
     def create_addptr(self, ptr: Handle, offset: Handle) -> Handle:
         # int1 takes a byte
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         moved = offset.data.astype(np.int64) * size
-        return Handle(ptr.data + moved.view(np.uint64), ptr.dtype, ptr.origin)
+        return Handle(ptr.data + moved.view(np.uint64), ptr.dtype, ptr.origin, ptr.aligned)
 
     def create_int_to_ptr(self, src: Handle, dst_type: Any) -> Handle:
         addresses = src.data.astype(np.int64).view(np.uint64)
         return Handle(addresses, dst_type.scalar, self.watch.regions.of(addresses))
 
-    def _load(self, ptr: Handle, mask: Array | None, other: Handle | None) -> Handle:
+    def load(self, ptr: Handle, mask: Array | None, other: Handle | None) -> Handle:
+        """What lies at ``ptr``; mask and other broadcast against it."""
         dtype = ptr.get_element_ty()
         kind = memory_dtype(dtype)
         used = self._used(ptr, kind.itemsize, mask, "load")
         if used is None:
-            data = from_memory(read(ptr.data, kind), dtype)
+            data = from_memory(read(ptr.data, kind, ptr.aligned), dtype)
         else:
-            addresses, used = np.broadcast_arrays(ptr.data, used)
-            filled = np.zeros(1, kind) if other is None else to_memory(other.data, dtype)
-            filled = filled.reshape(filled.shape if filled.ndim == used.ndim else (1,) * used.ndim)
-            data = np.empty(np.broadcast_shapes(used.shape, filled.shape), kind)
-            data[...] = filled
-            if len(used) != len(data):
-                addresses, used = np.broadcast_to(addresses, data.shape), np.broadcast_to(used, data.shape)
-            data[used] = read(addresses[used], kind)
+            length = max(len(used), len(ptr.data), 1 if other is None else len(other.data))
+            shape = (length, *ptr.data.shape[1:])
+            if other is None:
+                data = np.zeros(shape, kind)
+            else:
+                data = np.empty(shape, kind)
+                data[...] = to_memory(other.data, dtype)
+            used = _spread(used, shape)
+            data[used] = read(_spread(ptr.data, shape)[used], kind, ptr.aligned)
             data = from_memory(data, dtype)
         if self.watch.poison != "off" and dtype.is_floating():
             self._find_poison(ptr, data, used)
@@ -146,18 +159,20 @@ class Memory(Shapes):
             self.peak = data.nbytes
         return Handle(data, dtype)
 
-    def _store(self, ptr: Handle, val: Handle, mask: Array | None) -> None:
+    def store(self, ptr: Handle, val: Handle, mask: Array | None) -> None:
+        """Put values at ``ptr``; they and the mask broadcast against it."""
         dtype = ptr.get_element_ty()
         kind = memory_dtype(dtype)
         used = self._used(ptr, kind.itemsize, mask, "store")
         values = to_memory(val.data, dtype).astype(kind, copy=False)
-        if used is None:
-            addresses, values = np.broadcast_arrays(ptr.data, values)
-        else:
-            addresses, values, used = np.broadcast_arrays(ptr.data, values, used)
+        length = max(len(ptr.data), len(values), 1 if used is None else len(used))
+        shape = (length, *ptr.data.shape[1:])
+        addresses, values = _spread(ptr.data, shape), _spread(values, shape)
+        if used is not None:
+            used = _spread(used, shape)
             addresses, values = addresses[used], values[used]
-        self._remember(addresses, kind)
-        write(addresses, values)
+        self._remember(addresses, kind, ptr.aligned)
+        write(addresses, values, ptr.aligned)
 
     def create_atomic_rmw(self, op: Any, ptr: Handle, val: Handle, mask: Handle, sem: Any, scope: Any) -> Handle:
         dtype = ptr.get_element_ty()
@@ -193,9 +208,9 @@ class Memory(Shapes):
         shape = (len(self.programs), *shape[1:])
         return [np.ascontiguousarray(np.broadcast_to(array, shape)) for array in arrays]
 
-    def _remember(self, addresses: Array, kind: np.dtype[Any]) -> None:
+    def _remember(self, addresses: Array, kind: np.dtype[Any], aligned: bool = False) -> None:
         if addresses.size:
-            self._undo.append((addresses.copy(), read(addresses, kind)))
+            self._undo.append((addresses.copy(), read(addresses, kind, aligned)))
 
     def _used(self, ptr: Handle, size: int, mask: Array | None, *directions: Direction) -> Array | None:
         """Lanes that may be accessed, None for all of them; the others are reported, and all that are used counted."""
@@ -205,14 +220,19 @@ class Memory(Shapes):
         if self.watch.bounds == "off":
             return used
         addresses = ptr.data.view(np.int64)
+        region = self.watch.regions[ptr.origin] if isinstance(ptr.origin, int) else None
+        if region is None:
+            if isinstance(ptr.origin, int) or (ptr.origin < 0).any():
+                self.watch.unchecked[self.place] = self.watch.unchecked.get(self.place, 0) + 1
+                if isinstance(ptr.origin, int):
+                    return used
+        elif region.allowed is None and addresses.min() >= region.start and addresses.max() <= region.stop - size:
+            return used
         start, stop = self.watch.regions.bounds(ptr.origin, addresses.ndim)
         inside = (addresses >= start) & (addresses <= stop - size)
-        region = self.watch.regions[ptr.origin] if isinstance(ptr.origin, int) else None
-        if region is None and (isinstance(ptr.origin, int) or (ptr.origin < 0).any()):
-            self.watch.unchecked[self.place] = self.watch.unchecked.get(self.place, 0) + 1
         if region is not None and region.allowed is not None:
             first = np.where(inside, addresses - start, 0)
-            for byte in range(size):
+            for byte in range(size if inside.any() else 0):
                 inside &= region.allowed[first + byte]
         bad = ~inside if used is None else used & ~inside
         if not bad.any():
@@ -224,13 +244,16 @@ class Memory(Shapes):
     def _count(
         self, launch: Launch, ptr: Handle, size: int, used: Array | None, directions: tuple[Direction, ...]
     ) -> None:
-        lanes = int(np.prod(ptr.data.shape[1:]))
-        if used is None:
-            moved = np.array([lanes * size], np.int64)
-        else:
-            moved = np.count_nonzero(used.reshape(len(used), -1), axis=1) * (lanes // (used.size // len(used))) * size
+        lanes = math.prod(ptr.data.shape[1:])
+        moved: NDArray[np.int64] | int = lanes * size
+        if used is not None:
+            each = lanes // (used.size // len(used)) * size
+            if len(used) == 1:
+                moved = int(np.count_nonzero(used)) * each
+            else:
+                moved = np.add.reduce(used.reshape(len(used), -1), axis=1, dtype=np.int64) * each
         for direction in directions:
-            launch.count(*self.place, direction, self.programs.flat, moved)
+            launch.count(self.place, direction, self.programs.flat, moved)
 
     def _find_poison(self, ptr: Handle, data: Array, used: Array | None) -> None:
         poisoned = np.isnan(data)
@@ -259,6 +282,10 @@ class Memory(Shapes):
         if check == "raise":
             raise BadAccess(access)
         self.watch.findings.append(access)
+
+
+def _spread(array: Array, shape: tuple[int, ...]) -> Array:
+    return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
 def _add_bfloat16(addresses: Array, values: Array, used: Array, dtype: Any) -> Array:

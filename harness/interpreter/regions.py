@@ -30,20 +30,20 @@ class Regions:
 
     def __init__(self, views: Sequence[Tensor] = ()) -> None:
         self._known: list[Region] = []
-        self._by_start: dict[int, int] = {}
-        for storage in {view.untyped_storage().data_ptr(): view for view in views}.values():
-            same = [v for v in views if v.untyped_storage().data_ptr() == storage.untyped_storage().data_ptr()]
+        self._by_place: dict[tuple[int, int], int] = {}
+        storages: dict[tuple[int, int], list[Tensor]] = {}
+        for view in views:
+            storages.setdefault(_place(view), []).append(view)
+        for same in storages.values():
             self._add(_narrowed(f"region {len(self._known)}", same))
         self._own = len(self._known)
         self._bounds: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def register(self, name: str, tensor: Tensor) -> int:
         """The number of the region of a tensor's storage."""
-        start = tensor.untyped_storage().data_ptr()
-        number = self._by_start.get(start)
-        if number is None:
-            number = self._add(Region(name, start, start + tensor.untyped_storage().nbytes()))
-        return number
+        place = _place(tensor)
+        number = self._by_place.get(place)
+        return self._add(Region(name, *place)) if number is None else number
 
     def keep(self) -> None:
         """Keep what is registered now for later launches."""
@@ -52,7 +52,7 @@ class Regions:
     def forget(self) -> None:
         """Forget the regions of a launch."""
         for region in self._known[self._own :]:
-            del self._by_start[region.start]
+            del self._by_place[region.start, region.stop]
         del self._known[self._own :]
         self._bounds = None
 
@@ -90,15 +90,21 @@ class Regions:
 
     def _add(self, region: Region) -> int:
         self._known.append(region)
-        self._by_start[region.start] = len(self._known) - 1
+        self._by_place[region.start, region.stop] = len(self._known) - 1
         self._bounds = None
         return len(self._known) - 1
 
 
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """First byte of a tensor's storage and the byte after its last."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
 def _narrowed(name: str, views: Sequence[Tensor]) -> Region:
     """The bytes of views of one storage."""
-    storage = views[0].untyped_storage()
-    allowed = np.zeros(storage.nbytes(), np.bool_)
+    start, stop = _place(views[0])
+    allowed = np.zeros(stop - start, np.bool_)
     for view in views:
         size = view.element_size()
         first: NDArray[np.int64] = np.array([int(view.storage_offset()) * size], np.int64)
@@ -106,4 +112,4 @@ def _narrowed(name: str, views: Sequence[Tensor]) -> Region:
             first = (first[:, None] + np.arange(extent, dtype=np.int64) * (stride * size)).reshape(-1)
         for byte in range(size):
             allowed[first + byte] = True
-    return Region(name, storage.data_ptr(), storage.data_ptr() + storage.nbytes(), allowed)
+    return Region(name, start, stop, allowed)

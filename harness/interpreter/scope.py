@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 ToTensor = Callable[[Any], Any]
 
 
-class _Missing:
-    """A name that some of the programs never set."""
+class _Nothing:
+    """Stands for a value that is not there."""
 
 
-MISSING = _Missing()
+# a name that is not local, and a local one that some of the programs never set
+ABSENT, MISSING = _Nothing(), _Nothing()
 
 
 class Scope:
@@ -38,14 +39,22 @@ class Scope:
         self.written: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """The value for these programs, MISSING if the name is not local."""
-        if name in self.values:
-            return self.values[name]
-        if self.parent is None or self.rows is None:
-            return MISSING
-        value = self.parent.get(name)
-        if value is not MISSING:
-            value = self.values[name] = take(value, self.rows)
+        """The value for these programs, ABSENT if the name is not local, MISSING if some of them have not set it."""
+        owner: Scope = self
+        below: list[Rows] = []
+        while name not in owner.values:
+            if owner.parent is None or owner.rows is None:
+                return ABSENT
+            below.append(owner.rows)
+            owner = owner.parent
+        value = owner.values[name]
+        if type(value) is _Deferred:
+            value = owner.values[name] = value.merged(name)
+        if below and value is not MISSING:
+            rows = below.pop()
+            while below:
+                rows = rows[below.pop()]
+            value = self.values[name] = take(value, rows)
         return value
 
     def bind(self, name: str, value: Any) -> None:
@@ -67,8 +76,24 @@ class Scope:
         return names
 
 
-def join(base: Scope, parts: list[Scope], to_tensor: ToTensor) -> Scope | None:
-    """One scope for the programs of parts that were split from ``base``; None without parts."""
+class _Deferred:
+    """A name of joined scopes that is merged when it is asked for: the last use of a tile is often in a branch."""
+
+    def __init__(self, parts: list[Scope], rows: list[Rows], to_tensor: ToTensor) -> None:
+        self._parts = parts
+        self._rows = rows
+        self._to_tensor = to_tensor
+
+    def merged(self, name: str) -> Any:
+        """The value."""
+        return merge([part.get(name) for part in self._parts], self._rows, self._to_tensor, name)
+
+
+def join(base: Scope, parts: list[Scope], to_tensor: ToTensor, now: bool) -> Scope | None:
+    """One scope for the programs of parts that were split from ``base``; None without parts.
+
+    Values are merged ``now`` or when they are asked for; a loop would otherwise keep those of all its rounds.
+    """
     if len(parts) < 2:
         return parts[0] if parts else None
     programs = parts[0].programs.union([part.programs for part in parts[1:]])
@@ -76,7 +101,8 @@ def join(base: Scope, parts: list[Scope], to_tensor: ToTensor) -> Scope | None:
     rows = [programs.rows_of(part.programs) for part in parts]
     written: set[str] = set().union(*(part.written_since(base) for part in parts))
     for name in sorted(written):
-        joined.bind(name, merge([part.get(name) for part in parts], rows, to_tensor, name))
+        deferred = _Deferred(parts, rows, to_tensor)
+        joined.bind(name, deferred.merged(name) if now else deferred)
     return joined
 
 
@@ -100,7 +126,7 @@ def merge(values: list[Any], rows: list[Rows], to_tensor: ToTensor, name: str) -
     Raises TypeError where types differ, as Triton's compiler does.
     """
     first = values[0]
-    if any(value is MISSING for value in values):
+    if any(value is MISSING or value is ABSENT for value in values):
         return MISSING
     if all(value is first for value in values) and not _per_program(first):
         return first
@@ -143,4 +169,4 @@ def _scatter(handles: list[Handle], rows: list[Rows]) -> Handle:
         data[part] = handle.data
         origins[part] = handle.origin
     origin: Origin = int(origins[0]) if (origins == origins[0]).all() else origins
-    return Handle(data, handles[0].dtype, origin)
+    return Handle(data, handles[0].dtype, origin, all(handle.aligned for handle in handles))

@@ -36,6 +36,12 @@ _BITWISE: dict[type[ast.AST], tuple[str, str]] = {
     ast.BitOr: ("", "create_or"),
     ast.BitXor: ("", "create_xor"),
 }
+_NUMBERS = frozenset(("int1", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))) | {
+    "fp16",
+    "bf16",
+    "fp32",
+    "fp64",
+}
 _METHODS = {**_ARITHMETIC, **_COMPARISONS, **_BITWISE}
 
 
@@ -49,18 +55,21 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
         names = _METHODS.get(kind)
         if names is None:
             return None
-        left_plain, right_plain = not isinstance(lhs, tl.tensor), not isinstance(rhs, tl.tensor)
-        left_type = self.to_tensor_type(lhs) if left_plain else lhs.dtype
-        right_type = self.to_tensor_type(rhs) if right_plain else rhs.dtype
-        if left_type.is_ptr() or right_type.is_ptr():
-            return self._moved(lhs, rhs) if kind is ast.Add else None
-        common = self._common(left_type, left_plain, right_type, right_plain)
-        if kind in _BITWISE and (left_type is not right_type or not common.is_int()):
+        if not isinstance(lhs, tl.tensor):
+            lhs = self._constant(lhs, rhs.dtype)
+        elif not isinstance(rhs, tl.tensor):
+            rhs = self._constant(rhs, lhs.dtype)
+        if lhs is None or rhs is None:
             return None
-        lhs, rhs = self._cast_to_computation_type(lhs, common), self._cast_to_computation_type(rhs, common)
+        if lhs.dtype.is_ptr() or rhs.dtype.is_ptr():
+            return self._moved(lhs, rhs) if kind is ast.Add else None
+        common = self._common(lhs.dtype, rhs.dtype)
+        if kind in _BITWISE and (lhs.dtype is not rhs.dtype or not common.is_int()):
+            return None
+        lhs, rhs = self.cast(lhs, common), self.cast(rhs, common)
         sizes = _broadcast(sizes_of(lhs.type), sizes_of(rhs.type))
-        left, right = (self._ranked(x, len(sizes)) for x in (lhs, rhs))
-        handle = getattr(self.builder, names[not common.is_floating()])(left, right)
+        method = getattr(self.builder, names[not common.is_floating()])
+        handle = method(self._ranked(lhs, len(sizes)), self._ranked(rhs, len(sizes)))
         return tl.tensor(handle, _type(tl.int1 if kind in _COMPARISONS else common, sizes))
 
     def _moved(self, lhs: Any, rhs: Any) -> Any:
@@ -90,18 +99,69 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
         return super().broadcast_impl_value(lhs, rhs)
 
     def cast(self, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
-        if input.dtype is dst_ty or input.dtype == dst_ty.scalar:
+        source, target = input.dtype, dst_ty.scalar
+        if source is target or source == target:
             return input
-        return super().cast(input, dst_ty, fp_downcast_rounding)
+        if fp_downcast_rounding is not None or source.name not in _NUMBERS or target.name not in _NUMBERS:
+            return super().cast(input, dst_ty, fp_downcast_rounding)
+        if target.is_bool():
+            return super().cast(input, dst_ty)
+        return tl.tensor(self.builder.create_cast(input.handle, target), _type(target, sizes_of(input.type)))
 
-    def _common(self, left: Any, left_plain: bool, right: Any, right_plain: bool) -> Any:
-        """The type in which two operands meet."""
+    def load(self, ptr: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: bool) -> Any:
+        given = [x for x in (ptr, mask, other) if x is not None]
+        if not self._simple(given) or (mask is None and other is not None):
+            return super().load(ptr, mask, other, cache_policy, is_volatile)
+        sizes = sizes_of(ptr.type)
+        for x in given[1:]:
+            sizes = _broadcast(sizes, sizes_of(x.type))
+        if sizes != sizes_of(ptr.type):
+            ptr = self.broadcast_impl_shape(ptr, list(sizes))
+        element = ptr.dtype.element_ty
+        masks = None if mask is None else self._ranked(mask, len(sizes)).data
+        others = None if other is None else self._ranked(self.cast(other, element), len(sizes))
+        return tl.tensor(self.builder.load(ptr.handle, masks, others), _type(element, sizes))
+
+    def store(self, ptr: Any, val: Any, mask: Any, cache_policy: Any) -> Any:
+        given = [x for x in (ptr, val, mask) if x is not None]
+        sizes = sizes_of(ptr.type)
+        if (
+            not self._simple(given)
+            or ptr.dtype.is_const()
+            or any(_broadcast(sizes, sizes_of(x.type)) != sizes for x in given)
+        ):
+            return super().store(ptr, val, mask, cache_policy)
+        masks = None if mask is None else self._ranked(mask, len(sizes)).data
+        self.builder.store(ptr.handle, self._ranked(self.cast(val, ptr.dtype.element_ty), len(sizes)), masks)
+        return tl.tensor(None, tl.void)
+
+    def _simple(self, given: list[Any]) -> bool:
+        """Whether an access is by plain pointers to numbers, with a mask that is one."""
+        ptr = given[0]
+        if not ptr.dtype.is_ptr() or ptr.dtype.element_ty.name not in _NUMBERS or ptr.dtype.element_ty.is_bool():
+            return False
+        return ptr.type.is_block() or not any(x.type.is_block() for x in given[1:])
+
+    def _constant(self, value: Any, dtype: Any) -> Any:
+        """A plain number as a scalar beside a tensor of this type, None where there is no rule for it."""
+        if dtype.is_ptr() or not isinstance(value, bool | int | float):
+            return None
+        # 0.0 and -0.0 are one key of a dictionary
+        key = (type(value), value if value else repr(value), dtype.name)
+        made = _constants.get(key)
+        if made is None:
+            common = self.computation_type_impl(dtype, False, self.to_tensor_type(value), True, False)
+            made = _constants[key] = self._cast_to_computation_type(value, common)
+        return made
+
+    def _common(self, left: Any, right: Any) -> Any:
+        """The type in which two tensors meet."""
         if left is right:
             return left
-        key = (left.name, left_plain, right.name, right_plain)
+        key = (left.name, right.name)
         common = _commons.get(key)
         if common is None:
-            common = _commons[key] = self.computation_type_impl(left, left_plain, right, right_plain, False)
+            common = _commons[key] = self.computation_type_impl(left, False, right, False, False)
         return common
 
     def _ranked(self, value: Any, rank: int) -> Any:
@@ -113,7 +173,8 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
         return value.handle.reshaped(data.reshape((len(data),) + (1,) * missing + data.shape[1:]))
 
 
-_commons: dict[tuple[str, bool, str, bool], Any] = {}
+_commons: dict[tuple[str, str], Any] = {}
+_constants: dict[tuple[type, Any, str], Any] = {}
 
 
 @cache

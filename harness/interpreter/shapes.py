@@ -20,22 +20,22 @@ class Shapes(Arithmetic):
     def create_splat(self, ret_ty: Any, arg: Handle) -> Handle:
         shape = tuple(ret_ty.shape)
         data = arg.data.reshape((len(arg.data),) + (1,) * len(shape))
-        return Handle(np.broadcast_to(data, (len(data), *shape)), arg.dtype, arg.origin)
+        return arg.reshaped(np.broadcast_to(data, (len(data), *shape)))
 
     def create_unsplat(self, arg: Handle) -> Handle:
-        return Handle(arg.data.reshape(len(arg.data)), arg.dtype, arg.origin)
+        return arg.reshaped(arg.data.reshape(len(arg.data)))
 
     def create_reshape(self, arg: Handle, shape: Any, allow_reorder: bool) -> Handle:
-        return Handle(arg.data.reshape((len(arg.data), *shape)), arg.dtype, arg.origin)
+        return arg.reshaped(arg.data.reshape((len(arg.data), *shape)))
 
     def create_expand_dims(self, arg: Handle, axis: int) -> Handle:
-        return Handle(np.expand_dims(arg.data, axis + 1), arg.dtype, arg.origin)
+        return arg.reshaped(np.expand_dims(arg.data, axis + 1))
 
     def create_broadcast(self, arg: Handle, shape: Any) -> Handle:
-        return Handle(np.broadcast_to(arg.data, (len(arg.data), *shape)), arg.dtype, arg.origin)
+        return arg.reshaped(np.broadcast_to(arg.data, (len(arg.data), *shape)))
 
     def create_trans(self, arg: Handle, perm: Any) -> Handle:
-        return Handle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype, arg.origin)
+        return arg.reshaped(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))))
 
     def create_cat(self, lhs: Handle, rhs: Handle) -> Handle:
         return self.made(np.concatenate(_same_length(lhs.data, rhs.data), axis=1), lhs.dtype)
@@ -44,10 +44,7 @@ class Shapes(Arithmetic):
         return self.made(np.stack(_same_length(lhs.data, rhs.data), axis=-1), lhs.dtype)
 
     def create_split(self, val: Handle) -> tuple[Handle, Handle]:
-        return (
-            Handle(val.data[..., 0], val.dtype, val.origin),
-            Handle(val.data[..., 1], val.dtype, val.origin),
-        )
+        return val.reshaped(val.data[..., 0]), val.reshaped(val.data[..., 1])
 
     def create_gather(self, src: Handle, indices: Handle, axis: int) -> Handle:
         data, index = _same_length(src.data, indices.data)

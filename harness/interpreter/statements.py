@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,7 @@ class Statements(Calls):
         for node in body:
             if scope is None:
                 return None
-            method = getattr(self, f"_run_{type(node).__name__}", None)
-            if method is None:
-                raise Unsupported(f"the statement {type(node).__name__}")
+            method = self._methods.get(type(node)) or self.method(type(node), "_run_")
             try:
                 scope = method(node, scope)
             except (BadAccess, KernelError, Unsupported):
@@ -106,9 +105,7 @@ class Statements(Calls):
     def _run_AnnAssign(self, node: ast.AnnAssign, scope: Scope) -> Scope:
         if node.value is not None:
             value = self.evaluate(node.value, scope)
-            self._bind(
-                node.target, value if "constexpr" in ast.unparse(node.annotation) else self._assignable(value), scope
-            )
+            self._bind(node.target, value if _is_constexpr(node) else self._assignable(value), scope)
         return scope
 
     def _run_AugAssign(self, node: ast.AugAssign, scope: Scope) -> Scope:
@@ -155,7 +152,8 @@ class Statements(Calls):
         return self._join(scope, ends)
 
     def _join(self, base: Scope, ends: Iterable[Scope | None]) -> Scope | None:
-        return join(base, [end for end in ends if end is not None], self.to_tensor)
+        in_a_loop = bool(self._activation.loops)
+        return join(base, [end for end in ends if end is not None], self.to_tensor, now=in_a_loop)
 
     def _run_While(self, node: ast.While, scope: Scope) -> Scope | None:
         if len(scope.programs) > 1 and _spins(node):
@@ -251,6 +249,12 @@ class Statements(Calls):
         return self._join(scope, [*finished, current])
 
 
+@cache
+def _is_constexpr(node: ast.AnnAssign) -> bool:
+    return "constexpr" in ast.unparse(node.annotation)
+
+
+@cache
 def _spins(node: ast.While) -> bool:
     names = (getattr(part, "attr", getattr(part, "id", "")) for part in ast.walk(node))
     return any(name in _SPINS for name in names)

@@ -21,13 +21,14 @@ _PLACES = (tl, core, tl_math, core.tensor, core.dtype, core.condition, core.tens
 
 
 def run_stock(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Launch a kernel, made by ``triton.jit`` in either mode, in Triton's own interpreter."""
+    """Launch a kernel of ``triton.jit``, in either mode, in Triton's own interpreter; pre-run hooks are not called."""
     with _language_put_back(), _device_functions():
         _run_interpreted(_interpreted(kernel), *args, grid=grid, warmup=False, **kwargs)
 
 
 def _interpreted(kernel: Any) -> Any:
-    return kernel if isinstance(kernel, InterpretedFunction) else _interpreted_function(kernel.fn)
+    # the kernel itself cannot be the key: a JITFunction's hash covers all it calls
+    return _interpreted_function(kernel.fn)
 
 
 @cache

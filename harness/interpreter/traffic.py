@@ -35,18 +35,23 @@ class Launch:
         self.kernel = kernel
         self.grid = grid
         self._bytes: dict[tuple[str, int, Direction], NDArray[np.int64]] = {}
+        # counted and not yet added up
+        self._moves: list[tuple[tuple[str, int, Direction], Rows, NDArray[np.int64] | int]] = []
 
-    def count(self, file: str, line: int, direction: Direction, programs: Rows, moved: NDArray[np.int64]) -> None:
-        """Add ``moved`` bytes (P,) or (1,) to each of the programs."""
-        key = (file, line, direction)
-        total = self._bytes.get(key)
-        if total is None:
-            total = self._bytes[key] = np.zeros(int(np.prod(self.grid)), np.int64)
-        total[programs] += moved
+    def count(
+        self, place: tuple[str, int], direction: Direction, programs: Rows, moved: NDArray[np.int64] | int
+    ) -> None:
+        """Add bytes to each of the programs: ``moved`` for all of them, or (P,) or (1,)."""
+        self._moves.append(((*place, direction), programs, moved))
 
     @property
     def lines(self) -> list[Line]:
         """Every line that moved something, in order of file, line and direction."""
+        for key, programs, moved in self._moves:
+            if key not in self._bytes:
+                self._bytes[key] = np.zeros(int(np.prod(self.grid)), np.int64)
+            self._bytes[key][programs] += moved
+        self._moves.clear()
         return [Line(*key, total.reshape(self.grid)) for key, total in sorted(self._bytes.items())]
 
     def bytes(self, direction: Direction) -> NDArray[np.int64]:

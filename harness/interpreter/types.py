@@ -34,11 +34,14 @@ def _tensor_shape(sizes: Sizes) -> tuple[Any, Any]:
 
 def sizes_of(dtype: Any) -> Sizes:
     """The shape of a type, () for a scalar."""
-    return dtype._sizes if type(dtype) is core.block_type and hasattr(dtype, "_sizes") else _slowly(dtype)
-
-
-def _slowly(dtype: Any) -> Sizes:
-    return _sizes(dtype.shape) if dtype.is_block() else ()
+    if type(dtype) is not core.block_type:
+        return ()
+    try:
+        sizes: Sizes = dtype._sizes
+    except AttributeError:
+        # made outside a launch
+        sizes = dtype._sizes = _sizes(dtype.shape)
+    return sizes
 
 
 def _sizes(shape: Any) -> Sizes:
