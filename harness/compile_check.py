@@ -224,19 +224,22 @@ def _hip_resources(compiled: Any) -> Resources:
     return Resources(registers, spills, compiled.metadata.shared)
 
 
-def check(variants: Iterable[Variant], workers: int) -> int:
+def check(variants: Sequence[Variant], workers: int) -> int:
     """Compile and print each; returns how many must not ship."""
     from joblib import Parallel, delayed
 
-    chosen = list(variants)
-    found = Parallel(n_jobs=workers, return_as="generator")(delayed(resources)(variant) for variant in chosen)
+    return report(variants, Parallel(n_jobs=workers, return_as="generator")(delayed(resources)(v) for v in variants))
+
+
+def report(variants: Sequence[Variant], found: Iterable[Resources]) -> int:
+    """Print what each variant needs as it comes; returns how many must not ship."""
     rejected = 0
-    for variant, needs in zip(chosen, found, strict=True):
+    for variant, needs in zip(variants, found, strict=True):
         complaints = needs.complaints(TARGETS[variant.target])
         rejected += bool(complaints)
         verdict = "; ".join(complaints) or "ok"
         print(f"{variant}  registers {needs.registers:3}  spills {needs.spills:3}  shared {needs.shared:5}  {verdict}")
-    print(f"{len(chosen)} compiled, {rejected} rejected")
+    print(f"{len(variants)} compiled, {rejected} rejected")
     return rejected
 
 

@@ -1,13 +1,16 @@
 """How this tests the compile check, in plain words.
 
-One configuration per target is compiled for real, without a GPU, and must need no spills. Then a tile that is far too
-large for the registers of one warp is compiled: the check must see the spills and reject it. Limits of shared memory
-are tested on plain numbers.
+One configuration per target is compiled for real, without a GPU, and must need no spills. A tile that is far too large
+for the registers of one warp is compiled too: the check must see the spills and reject it. Limits of shared memory are
+tested on plain numbers.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 from replay_parity.cases.geometry import QWEN3_5
@@ -20,33 +23,66 @@ from replay_parity.harness.compile_check import (
     Dtypes,
     Resources,
     Variant,
-    check,
     main,
-    resources,
+    report,
     shipped,
 )
 from replay_parity.kernels import decode_triton
 from replay_parity.kernels.decode_launch import LAUNCH_CONFIGS
 from triton.runtime.interpreter import InterpretedFunction
 
+CHILD = """
+import pickle, sys
+from replay_parity.harness.compile_check import resources
+variants = pickle.load(sys.stdin.buffer)
+pickle.dump([resources(variant) for variant in variants], sys.stdout.buffer)
+"""
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_one_configuration_per_target(target: str) -> None:
+
+def own(target: str) -> Variant:
+    """What serves models on the target at L = 16."""
     config = LAUNCH_CONFIGS[target].replay
-    tile = (config.block_v, config.num_warps, config.num_stages)
-    needs = resources(Variant(target, 16, SHIPPED_DTYPES[0], tile))
-    assert needs.complaints(TARGETS[target]) == []
-    assert 32 < needs.registers <= (512 if target == "gfx942" else 255)
+    return Variant(target, 16, SHIPPED_DTYPES[0], (config.block_v, config.num_warps, config.num_stages))
+
+
+def oversized(target: str, block_v: int) -> Variant:
+    """A tile of 256 float32 numbers a thread."""
+    return Variant(target, None, Dtypes(FP32, FP32, FP32), (block_v, 1, 1))
+
+
+OWN = [own(target) for target in TARGETS]
+OVERSIZED = [oversized("sm_90", 64), oversized("gfx942", 128)]
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[Variant, Resources]:
+    """All of them, compiled in one child: tests before may have switched this process to interpreting."""
+    variants = [*OWN, *OVERSIZED]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=pickle.dumps(variants), env=environment, stdout=subprocess.PIPE, check=True
+    )
+    return dict(zip(variants, pickle.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("variant", OWN, ids=lambda variant: variant.target)
+def test_one_configuration_per_target(variant: Variant, compiled: dict[Variant, Resources]) -> None:
+    needs = compiled[variant]
+    assert needs.complaints(TARGETS[variant.target]) == []
+    assert 32 < needs.registers <= (512 if variant.target == "gfx942" else 255)
     assert needs.shared > 0
 
 
-@pytest.mark.parametrize(("target", "block_v"), [("sm_90", 64), ("gfx942", 128)])
-def test_a_tile_that_spills_is_rejected(target: str, block_v: int, capsys: pytest.CaptureFixture[str]) -> None:
-    spilling = Variant(target, None, Dtypes(FP32, FP32, FP32), (block_v, 1, 1))
-    needs = resources(spilling)
+@pytest.mark.parametrize("variant", OVERSIZED, ids=lambda variant: variant.target)
+def test_a_tile_that_spills_is_rejected(
+    variant: Variant, compiled: dict[Variant, Resources], capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = compiled[variant]
     assert needs.spills > 0
-    assert check([spilling], workers=1) == 1
-    assert f"spills {needs.spills} bytes a thread" in capsys.readouterr().out
+    assert report([OWN[0], variant], [compiled[OWN[0]], needs]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].endswith("  ok")
+    assert told[1].endswith(f"  spills {needs.spills} bytes a thread")
 
 
 def test_shared_memory_beyond_the_device_is_rejected() -> None:
