@@ -12,12 +12,15 @@ import torch
 from ..cases.case import Case
 from .campaign import Job, judge_job
 from .explore import Chunk, chunks
+from .fault_catalogue import FAULTS
+from .fault_form import OF_GRAPHS
 from .faults import forms
 from .judge_case import Judged
 from .outcome import FAIL
 from .paths import LevelUnavailable, close_path, open_path
 from .plan import named_cases
 from .playable import cannot_play
+from .record import Record
 
 CAUGHT, SURVIVED, NOT_RUN = "caught", "survived", "not_run"
 
@@ -79,28 +82,41 @@ def hunt(fault: str, level: str, examples: int, seed: int, target: str | None = 
         return Hunt(fault, level, NOT_RUN, 0, 0.0, None, str(error), None)
     judged: list[Judged] = []
     try:
-        for job in _jobs(level, examples, seed):
+        for job in _jobs(fault, level, examples, seed):
             judged += judge_job(path, job)
-            if judged[-1].record["verdict"] == FAIL:
+            if _is_caught(fault, judged[-1].record):
                 break
     finally:
         close_path(path)
     return _outcome(fault, level, judged, time.perf_counter() - started)
 
 
-def _jobs(level: str, examples: int, seed: int) -> Sequence[Job]:
-    """Generated cases; in the engine the named ones first, a generated case costs seconds there."""
+def _jobs(fault: str, level: str, examples: int, seed: int) -> Sequence[Job]:
+    """Generated cases; in the engine the named ones first, a generated case costs seconds there.
+
+    For a fault of graphs those that have graphs: no other can show it.
+    """
     generated: list[Chunk] = chunks(level, seed, examples)
     if level != "engine":
         return generated
     named = [planned for planned in named_cases(level) if cannot_play(level, planned.case) is None]
+    if fault.startswith(OF_GRAPHS):
+        named = [planned for planned in named if planned.case.graphs is not None]
     return [*named[:examples], *generated]
+
+
+def _is_caught(fault: str, record: Record) -> bool:
+    """Judged wrong, or refused in the very words that the catalogue asks for."""
+    refusal = FAULTS[fault].refusal
+    if refusal is None:
+        return bool(record["verdict"] == FAIL)
+    return record["symptom"] == "exception" and refusal in record["reason"]
 
 
 def _outcome(fault: str, level: str, judged: list[Judged], seconds: float) -> Hunt:
     last = judged[-1].record if judged else None
     if last is None:
         return Hunt(fault, level, NOT_RUN, 0, seconds, None, "no examples were asked for", None)
-    if last["verdict"] == FAIL:
+    if _is_caught(fault, last):
         return Hunt(fault, level, CAUGHT, len(judged), seconds, last["symptom"], last["reason"], judged[-1].case)
     return Hunt(fault, level, SURVIVED, len(judged), seconds, None, None, None)
