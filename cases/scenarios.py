@@ -209,13 +209,19 @@ def _graphs(geometry: Geometry) -> Iterator[Scenario]:
     steps = [_step((0, 4), (1, 5), (2, 3)), *_decodes(2, 0, 1, 2), _step((0, 1), (1, 1), (2, 1), (3, 6))]
     steps += [*_decodes(3, 0, 1, 2, 3), *_decodes(2, 1, 2, 3)]
     yield Scenario(
-        _build("padding-comes-and-goes", geometry, [(4, 7), (5, 9), (3, 9), (6, 6)], steps, graphs=Graphs((4,))),
+        _build("padding-comes-and-goes", geometry, [(4, 7), (5, 9), (3, 9), (6, 6)], steps, graphs=Graphs((1, 2, 4))),
         "3 of 4 rows, then 4 of 4, then 3 again: the padded row forgets what it held when it was live",
     )
     steps = [_step((0, 4), (1, 5)), *_decodes(3, 0, 1), _step((0, 1), (1, 1), (2, 3)), *_decodes(4, 1, 2)]
     yield Scenario(
-        _build("same-count-other-slots", geometry, [(4, 5), (5, 9), (3, 5)], steps, graphs=Graphs((2, 4))),
+        _build("same-count-other-slots", geometry, [(4, 5), (5, 9), (3, 5)], steps, graphs=Graphs((1, 2, 4))),
         "one request ends as another joins: as many decode rows as before, in other slots",
+    )
+    steps = [_step((0, 5)), *_decodes(2, 0), _step((0, 1), (1, 8)), *_decodes(3, 0, 1)]
+    steps += [_step((0, 1), (1, 11), preempt=(1,)), *_decodes(5, 0, 1)]
+    yield Scenario(
+        _build("tail-and-resume-in-graphs", geometry, [(5, 13), (9, 8)], steps, graphs=Graphs((1, 2, 4))),
+        "one-token tails, of a prompt and of a resume, flush inside a graph beside a row that appends",
     )
 
 

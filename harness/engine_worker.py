@@ -119,7 +119,10 @@ class Engine:
         if config.capture_sizes is not None:
             self.memory.snapshot()
             self.graphs = EngineGraphs(runner)
-            self.at_capture = self.memory.audit(0, (), (), ())
+            self.at_capture = [
+                replace(event, message=f"while graphs were captured: {event.message}")
+                for event in self.memory.audit(0, (), (), ())
+            ]
         self.sync = watch_host_reads(worker)
         # False while a Case is under way, and after one that raised
         self.clean = False
