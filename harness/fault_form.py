@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# what the names of faults begin with that only a Case with FULL graphs can show
+OF_GRAPHS = "graph."
+
 
 @dataclass(frozen=True)
 class Edit:
