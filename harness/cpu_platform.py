@@ -16,6 +16,8 @@ CPU_VLLM = "0.32.0"
 GPU_VLLM = ("0.32", "0.33")
 
 _EVERYWHERE = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+# a host read of a device value in mid-step raises; see engine_sync.py for a CPU
+_CUDA_ONLY = {"VLLM_GPU_SYNC_CHECK": "error"}
 _CPU_ONLY = {
     "TRITON_INTERPRET": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -44,7 +46,7 @@ class EngineUnavailable(RuntimeError):
 def prepare() -> None:
     """Set up the environment, Triton and torchvision for vLLM; call before anything imports vLLM.
 
-    With CUDA only V2 and in-process execution are switched on. Without it Triton runs interpreted under a "cpu"
+    With CUDA only V2, in-process execution and vLLM's check of host syncs are switched on. Without it Triton runs interpreted under a "cpu"
     backend, because vLLM switches Triton (and with it V2) off on a CPU that has none. Values already in the
     environment are kept. Calling it again does nothing.
     Raises EngineUnavailable when the engine is not installed, or vLLM was imported before the first call.
@@ -57,11 +59,9 @@ def prepare() -> None:
     why = why_no_engine()
     if why is not None:
         raise EngineUnavailable(why)
-    for name, value in _EVERYWHERE.items():
+    for name, value in (_EVERYWHERE | (_CUDA_ONLY if has_cuda() else _CPU_ONLY)).items():
         os.environ.setdefault(name, value)
     if not has_cuda():
-        for name, value in _CPU_ONLY.items():
-            os.environ.setdefault(name, value)
         _add_cpu_backend()
         _patch_language_once()
         let_transformers_import()

@@ -144,6 +144,7 @@ def _trace(timeline: Timeline, played: EngineTrace) -> Trace:
         cursors=_cursors(places, played),
         events=played.events,
         counts=counts,
+        stock_reads=played.stock_reads,
     )
 
 

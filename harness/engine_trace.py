@@ -80,7 +80,8 @@ class EngineTrace:
     appended: the forced one), ``argmax`` (what greedy sampling would have taken).
     ``counts``: replay_rows and flush_rows that the plugin's layers ran, summed over layers; inside a FULL graph, which
     runs no Python, as many as the step's metadata says. ``block_size``: tokens of one block of state. ``events``:
-    writes where none may be, and what a graph read that was not its step's.
+    writes where none may be, host reads of device values, and what a graph read that was not its step's.
+    ``stock_reads``: host reads by vLLM's own code, which are not judged.
     """
 
     log_probs: npt.NDArray[np.float32]

@@ -36,6 +36,7 @@ def make_record(case: Case, level: str, target: str, fault: str | None, verdict:
         "limits": {name: _short(value) for name, value in verdict.limits.items()},
         "situations": [name for name, count in found.items() if count],
         "counts": _counts(found, legs),
+        "stock_reads": [] if legs is None or legs.subject is None else list(legs.subject.stock_reads),
         "guards": case.guards or None,
         "rerun": rerun_command(case, level, target, fault) if verdict.outcome != PASS else None,
         "case": case.to_json() if verdict.outcome != PASS else None,

@@ -27,6 +27,8 @@ def summarise(records: list[Record], settings: dict[str, Any]) -> dict[str, Any]
         "proof": _proof(records),
         "proof_by_level": {level: _proof([r for r in records if r["level"] == level]) for level in _levels(records)},
         "largest": _largest(records),
+        # of vLLM's own code, each place once
+        "stock_reads": sorted({read for record in records for read in record.get("stock_reads", ())}),
         "versions": versions(),
         "git": git_state(),
         "device": device_name(),

@@ -15,15 +15,15 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .sync_reads import FUNCTIONS, OPERATORS, operator_name
+from .sync_reads import FUNCTIONS, OPERATORS, Reads, operator_name
 
 _MARK = "_replay_parity_on_device"
 _PACKAGE = __name__.rpartition(".harness.")[0]
@@ -77,6 +77,12 @@ class Sentinel:
         with self._functions, self._operators:
             yield
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """See nothing of the block: what runs there stands for the device."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            yield
+
     def take(self) -> list[HostRead]:
         """The reads since the last call; a place that was named once is not named again until ``forget``."""
         reads, self.reads = self.reads, []
@@ -108,16 +114,77 @@ class _Operators(TorchDispatchMode):
     def __init__(self, sentinel: Sentinel) -> None:
         super().__init__()
         self.sentinel = sentinel
+        self.known: dict[int, _Known] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled here, and the wrapper that keeps dynamo out costs more than this mode
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        reads = OPERATORS.get(func)
-        if reads is not None and reads(args, kwargs, is_marked):
+        # an operator hashes slowly, and there is one object of each
+        known = self.known.get(id(func)) or self._learn(func)
+        if known.reads is not None and known.reads(args, kwargs, is_marked):
             self.sentinel.keep(operator_name(func))
+        if known.function is not None:
+            with self.sentinel.watch():
+                return known.function(*args, **kwargs)
         out = func(*args, **kwargs)
-        if (_touches(args) or (kwargs and _touches(kwargs.values()))) and not _writes_host(func, args):
-            _mark_all(out)
+        if _touches(args) or (kwargs and _touches(kwargs.values())):
+            if not (known.copies and not is_marked(args[0])):
+                _mark_all(out)
+            for place, name in known.written:
+                _mark_all(args[place] if place < len(args) else kwargs.get(name))
         return out
+
+    def _learn(self, func: Any) -> _Known:
+        known = _Known(
+            operator=func,
+            reads=OPERATORS.get(func),
+            copies=func is torch.ops.aten.copy_.default,
+            function=_python_function(func) if _is_python(func) else None,
+            written=_written(func),
+        )
+        self.known[id(func)] = known
+        return known
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What there is to know of an operator.
+
+    ``reads``: whether a call waits. ``copies``: it may write the host. ``function``: what it runs where that is Python,
+    which is watched. ``written``: (place, name) of arguments that it writes and need not return.
+    """
+
+    operator: Any
+    reads: Reads | None
+    copies: bool
+    function: Callable[..., Any] | None
+    written: tuple[tuple[int, str], ...]
+
+
+def _is_python(func: Any) -> bool:
+    """Whether an operator may be written in Python, as vLLM's and those of plugins are."""
+    compiled = func.namespace in ("aten", "prims") or func.namespace.startswith("_C")
+    return not compiled and bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"))
+
+
+def _python_function(func: Any) -> Callable[..., Any] | None:
+    """The function that was registered as the operator: the one of its name, as all of vLLM's are called."""
+    name = func.overloadpacket.__name__
+    loaded = [(module, getattr(module, "__dict__", {}).get(name)) for module in list(sys.modules.values())]
+    own = [f for module, f in loaded if isinstance(f, FunctionType) and f.__module__ == module.__name__]
+    return own[0] if len(own) == 1 else None
+
+
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    # torch's own return them
+    if func.namespace == "aten":
+        return ()
+    arguments = enumerate(func._schema.arguments)
+    return tuple((place, entry.name) for place, entry in arguments if entry.alias_info and entry.alias_info.is_write)
 
 
 def _touches(values: Any) -> bool:
@@ -128,10 +195,6 @@ def _touches(values: Any) -> bool:
         elif type(value) in (list, tuple) and _touches(value):
             return True
     return False
-
-
-def _writes_host(func: Any, args: Any) -> bool:
-    return func is torch.ops.aten.copy_.default and not is_marked(args[0])
 
 
 def _mark_all(out: Any) -> None:

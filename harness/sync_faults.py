@@ -1,4 +1,4 @@
-"""The faults sync.*: the plugin's metadata builder reads on the host what lives on the device.
+"""The faults sync.*: the plugin's metadata builder or layer reads on the host what lives on the device.
 
 Every value stays right, so that on a CPU nothing else shows it. What is read is the builder's own copy of the flags for
 the kernels, or the device's copy of what it has on the host.
@@ -48,5 +48,14 @@ SYNCS = (
         "_extend",
         _FLUSHES,
         "num_flush_rows=int(cursor.is_flush.sum()) if self.is_flush.any() else 0,",
+    ),
+    made(
+        "sync.tolist",
+        "the layer lists write_pos on the host in each forward",
+        engine=Edit(
+            "kernels.vllm_layer:ReplayGatedDeltaNetAttention._decode",
+            "num_rows = len(mixed_qkv)",
+            "num_rows = len(mixed_qkv); metadata.write_pos.tolist()",
+        ),
     ),
 )

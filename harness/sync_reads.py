@@ -92,14 +92,22 @@ def _from_data(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> b
     return isinstance(data, (list, tuple)) and _inside(data, marked)
 
 
-# scalars reach an operator under several names
-_CALLED = {"_local_scalar_dense": "Tensor.item", "item": "Tensor.item", "is_nonzero": "Tensor.item"}
+# what a person wrote; scalars reach an operator under several names
+_CALLED = {
+    **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero"), "Tensor.item"),
+    **dict.fromkeys(("index", "_unsafe_index"), "an index by mask"),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), "a write by mask"),
+    **dict.fromkeys(("_unique", "_unique2", "unique_dim", "unique_dim_consecutive"), "torch.unique"),
+    "copy_": "Tensor.copy_",
+    "where": "torch.where(condition)",
+    "nonzero_numpy": "torch.nonzero",
+}
 
 
 def operator_name(overload: Any) -> str:
     """What a person calls the operator: Tensor.item, torch.nonzero."""
     name: str = overload.overloadpacket.__name__
-    return _CALLED.get(name, f"torch.{name.strip('_')}")
+    return _CALLED.get(name, f"torch.{name}")
 
 
 # by function, as a function mode sees them: these reach no operator

@@ -66,7 +66,8 @@ class Trace:
 
     ``outputs`` [N, HV, V] (layer levels) or log-probabilities [N, vocab] (engine), float32 or float64, by ``rows``;
     ``states`` [F, HV, V, K] after each flush, by ``state_rows``, where a level can see them.
-    ``counts``: replay_steps (rows that the replay op ran), flushes (of those).
+    ``counts``: replay_steps (rows that the replay op ran), flushes (of those). ``stock_reads``: host reads of device
+    values by vLLM's own code, which are listed and not judged.
     """
 
     rows: RowIndex
@@ -76,6 +77,7 @@ class Trace:
     cursors: Cursors | None = None
     events: tuple[Event, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    stock_reads: tuple[str, ...] = ()
 
 
 def row_index(entries: list[tuple[int, int, int, int]]) -> RowIndex:
