@@ -46,9 +46,9 @@ class EngineUnavailable(RuntimeError):
 def prepare() -> None:
     """Set up the environment, Triton and torchvision for vLLM; call before anything imports vLLM.
 
-    With CUDA only V2, in-process execution and vLLM's check of host syncs are switched on. Without it Triton runs interpreted under a "cpu"
-    backend, because vLLM switches Triton (and with it V2) off on a CPU that has none. Values already in the
-    environment are kept. Calling it again does nothing.
+    With CUDA only V2, in-process execution and vLLM's check of host syncs are switched on. Without it Triton runs
+    interpreted under a "cpu" backend, because vLLM switches Triton (and with it V2) off on a CPU that has none. Values
+    already in the environment are kept. Calling it again does nothing.
     Raises EngineUnavailable when the engine is not installed, or vLLM was imported before the first call.
     """
     global _prepared
