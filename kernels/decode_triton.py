@@ -23,9 +23,18 @@ SOFTPLUS_THRESHOLD: tl.constexpr = tl.constexpr(20.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_key_head(p_x: tl.tensor, o_k: tl.tensor, K: tl.constexpr, USE_QK_L2NORM: tl.constexpr) -> tl.tensor:
+def inside(o_x: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+    """Mask of an axis; a constant where tiles cover the axis exactly, so that no access carries a predicate."""
+    if SIZE % BLOCK == 0:
+        return tl.full([BLOCK], True, tl.int1)
+    else:
+        return o_x < SIZE
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_key_head(p_x: tl.tensor, m_k: tl.tensor, USE_QK_L2NORM: tl.constexpr) -> tl.tensor:
     """One head of q or k [BLOCK_K], normalised where asked. IEEE division and root: 64 / 64 is exactly 1."""
-    b_x = tl.load(p_x + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+    b_x = tl.load(p_x, mask=m_k, other=0.0).to(tl.float32)
     if USE_QK_L2NORM:
         b_x = tl.div_rn(b_x, tl.sqrt_rn(tl.sum(b_x * b_x, 0) + L2_NORM_EPS))
     return b_x
@@ -88,8 +97,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
     o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
     o_k = tl.arange(0, BLOCK_K)
     o_l = tl.arange(0, BLOCK_L)
-    m_v = o_v < V
-    m_k = o_k < K
+    m_v = inside(o_v, V, BLOCK_V)
+    m_k = inside(o_k, K, BLOCK_K)
     p_out = out + i_r * out_row + i_hv * out_head + o_v
     slot = tl.load(slots + i_r).to(tl.int64)
     if slot <= 0:
@@ -110,8 +119,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
     b_g = tl.load(p_g + o_l * g_entry, mask=m_l, other=0.0)
     total = tl.exp(tl.sum(b_g, 0))
 
-    b_q = load_key_head(q + i_r * q_row + i_h * q_head, o_k, K, USE_QK_L2NORM) * scale
-    b_key = load_key_head(k + i_r * k_row + i_h * k_head, o_k, K, USE_QK_L2NORM)
+    b_q = load_key_head(q + i_r * q_row + i_h * q_head + o_k, m_k, USE_QK_L2NORM) * scale
+    b_key = load_key_head(k + i_r * k_row + i_h * k_head + o_k, m_k, USE_QK_L2NORM)
     b_value = tl.load(v + i_r * v_row + i_hv * v_head + o_v, mask=m_v, other=0.0).to(tl.float32)
     g = log_decay(a + i_r * a_row + i_hv, A_log + i_hv, dt_bias + i_hv)
     alpha = tl.exp(g)
@@ -121,7 +130,7 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
         # the state before this token, formed from the newest entry back: each entry's decay is the sum of later gates
         b_state *= total
         since = 0.0
-        for back in range(used):
+        for back in tl.range(used, loop_unroll_factor=2):
             entry = used - 1 - back
             b_entry = tl.load(p_d + entry * d_entry, mask=m_v, other=0.0).to(tl.float32) * tl.exp(since)
             b_state += b_entry[:, None] * tl.load(p_k + entry * rk_entry, mask=m_k, other=0.0).to(tl.float32)[None, :]
@@ -132,18 +141,18 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
         tl.store(p_out, matvec(b_state, b_q).to(out.dtype.element_ty), mask=m_v)
         tl.store(p_state, b_state.to(state.dtype.element_ty), mask=m_state)
     else:
+        # asked for while the state is on its way. dead entries are zero
+        b_keys = tl.load(p_k[None, :] + o_l[:, None] * rk_entry, mask=m_l[:, None] & m_k[None, :], other=0.0)
+        b_d = tl.load(p_d[None, :] + o_l[:, None] * d_entry, mask=m_l[:, None] & m_v[None, :], other=0.0)
         b_recalled_key = total * matvec(b_state, b_key)
         b_recalled_q = total * matvec(b_state, b_q)
         # decay since each entry, summed over the later gates: a difference of prefix sums would lose its digits
-        # behind a forgetting token. dead entries have decay 1 and are zero in keys and d
+        # behind a forgetting token
         b_weight = tl.exp(tl.sum(tl.where(o_l[None, :] > o_l[:, None], b_g[None, :], 0.0), 1))
-        b_keys = tl.load(p_k[None, :] + o_l[:, None] * rk_entry, mask=m_l[:, None] & m_k[None, :], other=0.0)
         b_keys = b_keys.to(tl.float32)
+        b_d = b_d.to(tl.float32)
         b_score_key = b_weight * matvec(b_keys, b_key)
         b_score_q = b_weight * matvec(b_keys, b_q)
-        # only here: keys and d side by side would cost registers
-        b_d = tl.load(p_d[None, :] + o_l[:, None] * d_entry, mask=m_l[:, None] & m_v[None, :], other=0.0)
-        b_d = b_d.to(tl.float32)
         b_recalled_key += tl.sum(b_d * b_score_key[:, None], 0)
         b_recalled_q += tl.sum(b_d * b_score_q[:, None], 0)
         b_delta = beta * (b_value - alpha * b_recalled_key)
@@ -172,8 +181,8 @@ def packed_decode_kernel(  # type: ignore[no-untyped-def]
     i_h = (i_hv // GROUP).to(tl.int64)
     o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
     o_k = tl.arange(0, BLOCK_K)
-    m_v = o_v < V
-    m_k = o_k < K
+    m_v = inside(o_v, V, BLOCK_V)
+    m_k = inside(o_k, K, BLOCK_K)
     p_out = out + i_r * out_row + i_hv * out_head + o_v
     slot = tl.load(slots + i_r).to(tl.int64)
     if slot <= 0:
@@ -185,8 +194,8 @@ def packed_decode_kernel(  # type: ignore[no-untyped-def]
     p_state += o_v[:, None] * state_v + o_k[None, :] * state_k
     b_state = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
 
-    b_q = load_key_head(q + i_r * q_row + i_h * q_head, o_k, K, USE_QK_L2NORM) * scale
-    b_key = load_key_head(k + i_r * k_row + i_h * k_head, o_k, K, USE_QK_L2NORM)
+    b_q = load_key_head(q + i_r * q_row + i_h * q_head + o_k, m_k, USE_QK_L2NORM) * scale
+    b_key = load_key_head(k + i_r * k_row + i_h * k_head + o_k, m_k, USE_QK_L2NORM)
     b_value = tl.load(v + i_r * v_row + i_hv * v_head + o_v, mask=m_v, other=0.0).to(tl.float32)
     b_state *= tl.exp(log_decay(a + i_r * a_row + i_hv, A_log + i_hv, dt_bias + i_hv))
     b_delta = write_strength(b + i_r * b_row + i_hv) * (b_value - matvec(b_state, b_key))
