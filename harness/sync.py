@@ -127,15 +127,17 @@ class _Operators(TorchDispatchMode):
         known = self.known.get(id(func)) or self._learn(func)
         if known.reads is not None and known.reads(args, kwargs, is_marked):
             self.sentinel.keep(operator_name(func))
+        touched = _touches(args) or (kwargs and _touches(kwargs.values()))
+        if touched:
+            # there is one device: what an operator writes lives where its other arguments do
+            for place, name in known.written:
+                _mark_all(args[place] if place < len(args) else kwargs.get(name))
         if known.function is not None:
             with self.sentinel.watch():
                 return known.function(*args, **kwargs)
         out = func(*args, **kwargs)
-        if _touches(args) or (kwargs and _touches(kwargs.values())):
-            if not (known.copies and not is_marked(args[0])):
-                _mark_all(out)
-            for place, name in known.written:
-                _mark_all(args[place] if place < len(args) else kwargs.get(name))
+        if touched and not (known.copies and not is_marked(args[0])):
+            _mark_all(out)
         return out
 
     def _learn(self, func: Any) -> _Known:
@@ -295,10 +297,23 @@ def _device_copy(out: Tensor, given: Tensor) -> Tensor:
     return copy
 
 
+def _one_hot(sentinel: Sentinel, caller: FrameType, func: Any, args: Any, kwargs: Any) -> Any:
+    """one_hot takes the number of classes from the largest value, unless it is given; on a CPU it checks all values."""
+    if not is_marked(args[0]):
+        return func(*args, **kwargs)
+    if kwargs.get("num_classes", args[1] if len(args) > 1 else -1) == -1:
+        sentinel.keep("one_hot")
+    with sentinel.pause():
+        out = func(*args, **kwargs)
+    setattr(out, _MARK, True)
+    return out
+
+
 _MOVES: dict[Any, Callable[[Sentinel, FrameType, Any, Any, Any], Any]] = {
     Tensor.cpu: _cpu,
     Tensor.to: _to,
     Tensor.__getitem__: _getitem,
+    torch.nn.functional.one_hot: _one_hot,
 }
 
 

@@ -49,12 +49,6 @@ def _repeats(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> boo
     return kwargs.get("output_size") is None and any(marked(value) for value in args[-2:])
 
 
-def _classes(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
-    """one_hot takes the number of classes from the largest value, unless it is given."""
-    given = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    return given == -1 and _any(args, kwargs, marked)
-
-
 def _to_host(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
     """host.copy_(device); without blocking it reads nothing yet."""
     target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
@@ -75,7 +69,6 @@ OPERATORS: dict[Any, Reads] = {
     **_overloads(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _put_by_mask),
     torch.ops.aten.repeat_interleave.Tensor: _repeats,
     torch.ops.aten.repeat_interleave.self_Tensor: _repeats,
-    torch.ops.aten.one_hot.default: _classes,
     torch.ops.aten.copy_.default: _to_host,
 }
 
@@ -88,8 +81,7 @@ def _inside(value: Any, marked: Marked) -> bool:
 
 def _from_data(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
     """torch.tensor([t, ...]) reads each t; a single tensor stays where it is."""
-    data = args[0] if args else kwargs.get("data")
-    return isinstance(data, (list, tuple)) and _inside(data, marked)
+    return any(isinstance(value, (list, tuple)) and _inside(value, marked) for value in (*args, *kwargs.values()))
 
 
 # what a person wrote; scalars reach an operator under several names
