@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -62,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from replay_parity.harness.run_dir import RunDir
     from replay_parity.harness.summary import summarise
 
+    engine_args = _engine_args(arguments.engine_arg)
     jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
@@ -71,6 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "examples": arguments.examples,
         "fault": arguments.fault,
         "target": arguments.target,
+        "engine_arg": arguments.engine_arg,
         "command": _command_line(arguments),
         "not_planned": [vars(entry) for entry in left_out],
         "interrupted": True,
@@ -87,6 +90,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 workers=arguments.workers,
                 executor=arguments.executor,
                 progress=progress.add,
+                engine_args=engine_args,
             )
             settings["interrupted"] = False
         except KeyboardInterrupt:
@@ -111,7 +115,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     outcomes = []
     for level in levels:
         try:
-            path = open_path(level, arguments.fault, arguments.target)
+            path = open_path(level, arguments.fault, arguments.target, _engine_args(arguments.engine_arg))
         except LevelUnavailable as error:
             print(f"{level:9} unknown  {error}")
             outcomes.append(UNKNOWN)
@@ -234,6 +238,21 @@ def _with_target(asked: list[str] | None, target: str | None) -> list[str] | Non
     return asked or having
 
 
+def _engine_args(pairs: Sequence[str]) -> tuple[tuple[str, object], ...]:
+    """KEY=VALUE of --engine-arg, values as JSON where they are that, else as text."""
+    read = []
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise Refusal(f"--engine-arg {pair}: must be KEY=VALUE, KEY a name of vLLM's EngineArgs")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        read.append((key, value))
+    return tuple(read)
+
+
 def _resumed_settings(arguments: argparse.Namespace) -> None:
     """A resumed run keeps the interrupted run's plan, whatever else stands on the command line."""
     if arguments.resume is None:
@@ -244,6 +263,7 @@ def _resumed_settings(arguments: argparse.Namespace) -> None:
     arguments.level, arguments.fault = settings["levels"], settings["fault"]
     arguments.profile, arguments.seed = settings["profile"], settings["seed"]
     arguments.examples, arguments.target = settings["examples"], settings["target"]
+    arguments.engine_arg = settings.get("engine_arg", [])
 
 
 def _command_line(arguments: argparse.Namespace) -> str:
@@ -254,6 +274,8 @@ def _command_line(arguments: argparse.Namespace) -> str:
     words += [] if arguments.examples is None else ["--examples", str(arguments.examples)]
     words += ["--target", arguments.target] if arguments.target else []
     words += ["--fault", arguments.fault] if arguments.fault else []
+    for pair in arguments.engine_arg:
+        words += ["--engine-arg", pair]
     return shlex.join(words)
 
 
@@ -274,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("case", metavar="CASE.json", type=Path)
     _add_level(replay)
     _add_target(replay)
+    _add_engine_arg(replay)
     replay.add_argument("--fault", metavar="NAME", help="plant this fault first")
     replay.set_defaults(command=_replay)
     _add_faults(commands.add_parser("faults", help="plant each fault, report which are caught and how soon"))
@@ -303,6 +326,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--workers", type=_count(1), default=os.cpu_count() or 1, metavar="N", help="worker processes")
     run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")
     _add_target(run)
+    _add_engine_arg(run)
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
     run.add_argument(
         "--database",
@@ -315,6 +339,16 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help=f"default: {DEFAULT_DIR}")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
     run.set_defaults(command=_run)
+
+
+def _add_engine_arg(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one of vLLM's EngineArgs for the engine level, the value as JSON or text; may be given again",
+    )
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

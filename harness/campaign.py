@@ -11,14 +11,14 @@ from ..cases.refusal import Refusal
 from .contract import Path
 from .explore import Chunk, explore
 from .judge_case import Judged, judge_case
-from .paths import LevelUnavailable, close_path, open_path
+from .paths import EngineArgs, LevelUnavailable, close_path, open_path
 from .plan import Planned
 from .record import Record
 from .run_dir import RunDir
 
 Job = Planned | Chunk
-# fault and target
-Subject = tuple[str | None, str | None]
+# fault, target and more of vLLM's EngineArgs
+Subject = tuple[str | None, str | None, EngineArgs]
 
 # below this many jobs a worker's start costs more than it saves
 WORTH_WORKERS = 8
@@ -37,6 +37,7 @@ def run_campaign(
     workers: int,
     executor: str,
     progress: Callable[[Judged], None],
+    engine_args: EngineArgs = (),
 ) -> list[str]:
     """Run what ``run_dir`` does not hold yet; returns a line for each level that could not run at all."""
     records = run_dir.records()
@@ -44,7 +45,7 @@ def run_campaign(
     for level, group in groupby(jobs, key=lambda job: job.level):
         left = [job for job in group if not is_done(job, records)]
         try:
-            for judged in _results(level, left, (fault, target), workers, executor):
+            for judged in _results(level, left, (fault, target, engine_args), workers, executor):
                 run_dir.add(judged.record, judged.seconds, judged.case)
                 progress(judged)
         except LevelUnavailable as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +28,19 @@ CASE_TIMEOUT = 300.0
 
 
 class EnginePath:
-    """Two engines at a time, the subject's and the baseline's; new ones only where a Case needs other settings."""
+    """Two engines at a time, the subject's and the baseline's; new ones only where a Case needs other settings.
+
+    target: "plugin", or "vllm-native" for a vLLM with GDN ReplaySSM of its own, which is driven by the same Cases and
+    judged by its log-probabilities: cursors and memory are the plugin's to show. ``engine_args``: more EngineArgs by
+    name, for both engines.
+    """
 
     level = "engine"
-    target = "plugin"
 
-    def __init__(self, fault: str | None = None) -> None:
-        self.fault = fault
+    def __init__(
+        self, fault: str | None = None, target: str = "plugin", engine_args: tuple[tuple[str, Any], ...] = ()
+    ) -> None:
+        self.fault, self.target, self.engine_args = fault, target, engine_args
         self.subject: EngineProcess | None = None
         self.baseline: EngineProcess | None = None
         self.oracles: dict[Path, Qwen3_5Oracle] = {}
@@ -40,8 +48,7 @@ class EnginePath:
     def run(self, case: Case) -> Legs:
         """Truth from the oracle in float64; both engines play at the same time."""
         timeline = play(case)
-        trained = case.inputs.regime == "trained"
-        checkpoint = trained_checkpoint() if trained else tiny_checkpoint(case.geometry)
+        checkpoint = _checkpoint(case)
         oracle = self._oracle(checkpoint)
         tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
@@ -71,8 +78,14 @@ class EnginePath:
             if unlike is not None:
                 failure = Failure("not_played", f"{name}: play", unlike)
                 return Legs(self.level, case, timeline, truth, None, None, failure)
-            traces[name] = _trace(timeline, played)
+            trace = _trace(timeline, played)
+            traces[name] = _unseen(case, timeline, trace) if self.native else trace
         return Legs(self.level, case, timeline, truth, traces["subject"], traces["baseline"])
+
+    def why_refused(self, case: Case) -> str | None:
+        """Open the subject's engine for a Case; None where it opens, else vLLM's own words."""
+        refused = self._engine("subject", case, _checkpoint(case), case.replay.buffer_len).start()
+        return None if refused is None else refused.message
 
     def close(self) -> None:
         """End both engine processes."""
@@ -80,6 +93,11 @@ class EnginePath:
             if engine is not None:
                 engine.close()
         self.subject = self.baseline = None
+
+    @property
+    def native(self) -> bool:
+        """The subject is vLLM's own."""
+        return self.target == "vllm-native"
 
     def _oracle(self, checkpoint: Path) -> Qwen3_5Oracle:
         if checkpoint not in self.oracles:
@@ -96,6 +114,8 @@ class EnginePath:
             block_size=case.cache.block_size if case.cache.mode == "align" else 0,
             # the baseline runs eagerly: what graphs do to both legs would not show
             capture_sizes=case.graphs.capture_sizes if case.graphs is not None and role == "subject" else None,
+            extra=self.engine_args,
+            native=self.native,
         )
         engine: EngineProcess | None = getattr(self, role)
         if engine is None or engine.config != config:
@@ -105,6 +125,17 @@ class EnginePath:
             engine = EngineProcess(config, fault=fault, start_timeout=START_TIMEOUT, case_timeout=CASE_TIMEOUT)
             setattr(self, role, engine)
         return engine
+
+
+def _checkpoint(case: Case) -> Path:
+    return trained_checkpoint() if case.inputs.regime == "trained" else tiny_checkpoint(case.geometry)
+
+
+def _unseen(case: Case, timeline: Timeline, trace: Trace) -> Trace:
+    """A trace of an engine that shows no cursors: vLLM took the switch, so the ledger says which steps replayed."""
+    cursors = ledger_cursors(case, timeline)
+    counts = {"replay_steps": len(cursors.write_pos), "flushes": int(cursors.is_flush.sum())}
+    return replace(trace, cursors=None, counts=counts)
 
 
 def _split(case: Case, tokens: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:

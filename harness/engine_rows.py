@@ -43,7 +43,7 @@ class RowLog:
     @contextlib.contextmanager
     def observing(self, config: EngineConfig) -> Iterator[None]:
         """Listen to the plugin's metadata builder inside the block; nothing to hear without the plugin."""
-        if config.buffer_len is None:
+        if not config.observed:
             yield
             return
         from ..kernels.vllm_metadata import set_step_observer

@@ -25,7 +25,7 @@ class EngineConfig:
     CPU it needs ``dtype`` bfloat16). ``state_dtype`` is vLLM's mamba_ssm_cache_dtype. ``cache_mode`` "none" or "align";
     ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``capture_sizes``:
     rows of the FULL graphs that decode steps run in, ascending; None runs everything eagerly. ``extra`` holds more
-    EngineArgs by name.
+    EngineArgs by name. ``native``: vLLM's own GDN ReplaySSM (use_replayssm) decodes in place of the plugin's.
     """
 
     checkpoint: Path
@@ -41,6 +41,12 @@ class EngineConfig:
     max_model_len: int = 1024
     capture_sizes: tuple[int, ...] | None = None
     extra: tuple[tuple[str, Any], ...] = ()
+    native: bool = False
+
+    @property
+    def observed(self) -> bool:
+        """Our plugin decodes, so its metadata and its memory can be watched."""
+        return self.buffer_len is not None and not self.native
 
 
 @dataclass(frozen=True)

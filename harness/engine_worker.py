@@ -197,7 +197,7 @@ class Engine:
         # what a graph read comes first: the rest follows from it
         graph_rows = self._graph_rows(index, log)
         log.events += self.sync.events(index)
-        if self.config.buffer_len is not None:
+        if self.config.observed:
             requests = [numbers[row.request_id] for row in self.director.rows]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
         log.add_step(index, self.director.rows, numbers, graph_rows)
@@ -345,7 +345,9 @@ def _engine_args(config: EngineConfig) -> Any:
     }
     if config.capture_sizes is not None:
         args |= graph_args(config.capture_sizes)
-    if config.buffer_len is not None:
+    if config.native:
+        args |= {"use_replayssm": True, "replayssm_buffer_len": config.buffer_len}
+    elif config.buffer_len is not None:
         ring = {"buffer_len": config.buffer_len, "ring_dtype": config.ring_dtype}
         args["additional_config"] = {"gdn_replay": ring}
     return EngineArgs(**(args | dict(config.extra)))
@@ -366,7 +368,7 @@ def _gdn_layers(runner: Any) -> list[EngineLayer]:
 
 
 def _counters(config: EngineConfig) -> dict[str, int]:
-    if config.buffer_len is None:
+    if not config.observed:
         return {}
     from ..kernels.vllm_layer import replay_counters
 

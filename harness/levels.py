@@ -4,7 +4,11 @@ from __future__ import annotations
 
 LEVELS = ("kernel", "schedule", "engine")
 # the first of each level is what runs unless another one is asked for
-TARGETS = {"kernel": ("torch", "triton", "triton_gpu"), "schedule": ("torch", "builder"), "engine": ("plugin",)}
+TARGETS = {
+    "kernel": ("torch", "triton", "triton_gpu"),
+    "schedule": ("torch", "builder"),
+    "engine": ("plugin", "vllm-native"),
+}
 # generated cases by profile and level
 EXAMPLES = {
     "smoke": {"kernel": 50, "schedule": 100, "engine": 0},

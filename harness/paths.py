@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..cases.scenarios import engine_scenarios
 from .contract import Path
 from .cpu_platform import why_no_engine
 from .decode_op import why_not
+from .faults import FaultError
 from .faults import fault as planted_fault
 from .kernel_path import KernelPath
 from .schedule_path import SchedulePath
+
+# vLLM's EngineArgs by name
+EngineArgs = tuple[tuple[str, Any], ...]
 
 
 class LevelUnavailable(RuntimeError):
     """A level that this machine cannot run; the message says what is missing and how to install it."""
 
 
-def open_path(level: str, fault: str | None, target: str | None = None) -> Path:
+def open_path(level: str, fault: str | None, target: str | None = None, engine_args: EngineArgs = ()) -> Path:
     """The Path of a level and a target, its first one if None.
 
-    A fault that the first target does not run brings its own. Raises LevelUnavailable where the machine lacks what it
-    needs.
+    ``engine_args``: more of vLLM's EngineArgs by name, for the engine level. A fault that the first target does not run
+    brings its own. Raises LevelUnavailable where the machine lacks what it needs.
     """
     if target is None and fault is not None:
         target = planted_fault(fault).targets.get(level)
@@ -37,9 +44,22 @@ def open_path(level: str, fault: str | None, target: str | None = None) -> Path:
         from .builder_path import BuilderPath
 
         return BuilderPath(fault)
+    return _open_engine(fault, target or "plugin", engine_args)
+
+
+def _open_engine(fault: str | None, target: str, engine_args: EngineArgs) -> Path:
     from .engine_path import EnginePath
 
-    return EnginePath(fault)
+    if target == "plugin":
+        return EnginePath(fault, engine_args=engine_args)
+    if fault is not None:
+        raise FaultError(f"fault: {fault} is planted in the plugin; vllm-native has none of it, use target plugin")
+    path = EnginePath(target=target, engine_args=engine_args)
+    refused = path.why_refused(engine_scenarios()["plain-flush"].case)
+    if refused is not None:
+        path.close()
+        raise LevelUnavailable(f"this vLLM has no GDN ReplaySSM of its own: {refused}")
+    return path
 
 
 def close_path(path: Path) -> None:

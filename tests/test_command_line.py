@@ -198,3 +198,12 @@ def test_a_database_is_kept_on_request(named: bool, tmp_path: Path, monkeypatch:
     )
     assert done.returncode == 1
     assert folder.is_dir() and any(folder.iterdir())
+
+
+@pytest.mark.parametrize("pair", ["max_num_seqs", "=4", "two words=1"])
+def test_an_engine_argument_needs_a_key_and_a_value(pair: str, tmp_path: Path) -> None:
+    done = command(tmp_path, "run", "--level", "kernel", "--examples", "0", "--engine-arg", pair)
+    assert done.returncode == 2
+    assert (
+        done.stderr.strip() == f"replay-parity: --engine-arg {pair}: must be KEY=VALUE, KEY a name of vLLM's EngineArgs"
+    )
