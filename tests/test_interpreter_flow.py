@@ -320,3 +320,16 @@ def test_waiting_for_another_program_is_refused() -> None:
     with pytest.warns(UserWarning, match="waits for another program"), interpreted():
         spin_kernel[(4,)](lock, out)
     assert (lock.item(), out.item()) == (0, 4.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def chosen_kernel(p_out: Any, limit: Any) -> None:
+    pid = tl.program_id(0)
+    tl.store(p_out + pid, (-7 if pid < limit else 9) % 4)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_number_chosen_at_run_time_is_divided_as_on_a_device(limit: int) -> None:
+    out = torch.zeros(3, dtype=torch.int32)
+    ours(chosen_kernel, (3,), out, limit)
+    assert out.tolist() == [-3] * limit + [1] * (3 - limit)

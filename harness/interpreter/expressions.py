@@ -213,9 +213,13 @@ class Expressions:
         return self.binary(type(kind), lhs, rhs)
 
     def _IfExp(self, node: ast.IfExp, scope: Scope) -> Any:
-        answers = self.truth(self.evaluate(node.test, scope))
+        test = self.evaluate(node.test, scope)
+        answers = self.truth(test)
         if isinstance(answers, bool):
-            return self.evaluate(node.body if answers else node.orelse, scope)
+            value = self.evaluate(node.body if answers else node.orelse, scope)
+            # chosen at run time, also where all programs choose the same: no constant any more
+            number = isinstance(test, tl.tensor) and isinstance(value, bool | int | float)
+            return self.to_tensor(value) if number else value
         rows = [np.flatnonzero(answers), np.flatnonzero(~answers)]
         sides = zip((node.body, node.orelse), rows, strict=True)
         values = [self.evaluate(side, scope.part(part)) for side, part in sides]
