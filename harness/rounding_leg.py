@@ -11,7 +11,7 @@ from ..cases.case import Case, Replay
 from ..cases.inputs import TORCH_DTYPES, LayerInputs
 from ..cases.timeline import Row, Timeline
 from ..oracles.recurrence import gdn_recurrence
-from ..oracles.rounding import rounded_decode, summand_squares, undecided_state
+from ..oracles.rounding import carried_through, rounded_decode, summand_squares, undecided_state
 from .oracle_path import LayerTruth, timeline_rows
 from .trace import Cursors, Trace
 
@@ -166,13 +166,17 @@ class _Leg:
 
     def _prefill(self, row: Row) -> Tensor:
         """A chunk ends in one rounding of the state."""
+        carried = torch.zeros(())
         if self.prefilled is not None:
             where = row.request, row.position
             output, state = self.prefilled.outputs[where], self.prefilled.states[where]
         else:
             output, state = self._own_prefill(row)
+            if row.num_computed:
+                gates = self.inputs.a[row.request, row.num_computed : row.position + 1]
+                carried = carried_through(self.undecided[row.slot], gates, self.inputs.A_log, self.inputs.dt_bias)
         self.states[row.slot] = state.to(self.state_dtype).double()
-        self.undecided[row.slot] = undecided_state(state.double(), self.state_dtype).square()
+        self.undecided[row.slot] = carried + undecided_state(state.double(), self.state_dtype).square()
         return output.double()
 
     def _own_prefill(self, row: Row) -> tuple[Tensor, Tensor]:

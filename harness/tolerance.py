@@ -40,6 +40,8 @@ def layer_limit(entries: int) -> Limit:
 # twice, so independent ones are fewer. These seeds were looked at while the limits were set.
 # Where a value lies near a tie, float32 and float64 may round it to either side. Such a flip raised the storage
 # error of 15 numbers by a tenth and of one decode 2.3 times; flips are accounted for since (`Legs.undecided`).
+# `run --level schedule --examples 20000 --seed 2`, 20050 cases of all regimes, dtypes and lengths: RMS at most 2.01,
+# maximum 2.88 of limits 2.5 and 4; storage at most 1.33 and 1.80 of 1.5 and 2.0. Planted faults: RMS 1e4 and more.
 LAYER = (
     (
         7,

@@ -59,6 +59,12 @@ def rounded_decode(
     return _read(folded, query), kept, _read(carried, query.square()), after
 
 
+def carried_through(undecided: Tensor, a: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """Squares of undecided steps [HV, V, K] after tokens whose gates are a [T, HV]: each token's alpha shrinks them."""
+    g = -torch.exp(A_log.double()) * softplus(a.double() + dt_bias.double(), threshold=20.0)
+    return torch.exp(2 * g.sum(0))[:, None, None] * undecided
+
+
 def undecided_state(state: Tensor, dtype: torch.dtype) -> Tensor:
     """``undecided_step`` of states [..., V, K]; an entry is as well known as the largest of its head."""
     return undecided_step(state, dtype, state.abs().amax((-2, -1), keepdim=True))

@@ -4,13 +4,13 @@ rejected, by RMS and by maximum; faults of the decode op stay caught where 16-bi
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
-from replay_parity.cases.case import DTYPES, Case, Inputs, Replay
+from replay_parity.cases.case import DTYPES, Cache, Case, Inputs, Replay, Request, Step
+from replay_parity.cases.geometry import Geometry
 from replay_parity.cases.inputs import layer_inputs
 from replay_parity.cases.scenarios import scenarios
 from replay_parity.harness.contract import Legs
@@ -106,35 +106,48 @@ def test_a_bfloat16_checkpoint_is_not_an_excuse_in_others() -> None:
     assert judge(replace(fine, subject=coarse.subject)).outcome == FAIL
 
 
-# one decode from a float16 state: an entry next to a tie, on which float32 and float64 decide differently
-UNDECIDED_CASE = """
-{
-  "schema": 1,
-  "id": "undecided",
-  "geometry": {"num_k_heads": 2, "num_v_heads": 6, "head_k_dim": 16, "head_v_dim": 4, "conv_width": 4},
-  "replay": {"buffer_len": 1, "ring_dtype": "float16", "state_dtype": "float16", "activation_dtype": "float32"},
-  "cache": {"mode": "none", "block_size": 0},
-  "graphs": null,
-  "inputs": {"regime": "adversarial", "seed": 65535},
-  "requests": [
-    {"prompt_len": 1, "output_len": 1}, {"prompt_len": 1, "output_len": 1}, {"prompt_len": 2, "output_len": 1}
-  ],
-  "steps": [
-    {"rows": [[0, 1], [1, 1], [2, 1]], "preempt": [], "abort": []},
-    {"rows": [[2, 1]], "preempt": [], "abort": []}
-  ]
-}
-"""
+def _from_float16_state(
+    geometry: Geometry, ring: str, activation: str, inputs: Inputs, requests: list[tuple[int, int]], *steps: Step
+) -> Case:
+    asked = tuple(Request(*request) for request in requests)
+    return Case("undecided", geometry, Replay(1, ring, "float16", activation), Cache(), None, inputs, asked, steps)
 
 
-def test_a_rounding_that_may_go_either_way_is_no_mismatch() -> None:
-    """A false alarm of a campaign; without the account of undecided roundings, or one step further, it is a failure."""
-    legs = SchedulePath().run(Case.from_json(json.loads(UNDECIDED_CASE)))
-    assert legs.subject is not None and legs.undecided is not None and legs.truth is not None
+# false alarms of campaigns: an entry next to a tie, on which float32 and float64 decide differently, in a decode and
+# in a prefill chunk whose tie the next chunk carries on
+FALSE_ALARMS = (
+    _from_float16_state(
+        Geometry(2, 6, 16, 4, 4),
+        "float16",
+        "float32",
+        Inputs("adversarial", 65535),
+        [(1, 1), (1, 1), (2, 1)],
+        Step(((0, 1), (1, 1), (2, 1))),
+        Step(((2, 1),)),
+    ),
+    _from_float16_state(
+        Geometry(2, 6, 64, 16, 4),
+        "float32",
+        "float16",
+        Inputs("model_like", 38113),
+        [(6, 2)],
+        Step(((0, 1),)),
+        Step(((0, 5),)),
+        Step(((0, 1),)),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", FALSE_ALARMS, ids=["decode", "chunk"])
+def test_a_rounding_that_may_go_either_way_is_no_mismatch(case: Case) -> None:
+    """Without the account of undecided roundings, or a few times further, each is a failure."""
+    legs = SchedulePath().run(case)
+    subject, truth = legs.wide or legs.subject, legs.truth
+    assert subject is not None and truth is not None and legs.undecided is not None
     assert judge(legs).outcome == PASS
     assert judge(replace(legs, undecided=None)).outcome == FAIL
-    further = legs.subject.outputs + 4 * (legs.subject.outputs.double() - legs.truth.outputs).float()
-    assert judge(replace(legs, subject=replace(legs.subject, outputs=further))).outcome == FAIL
+    further = replace(subject, outputs=subject.outputs + 4 * (subject.outputs.double() - truth.outputs).float())
+    assert judge(replace(legs, **{"wide" if legs.wide else "subject": further})).outcome == FAIL
 
 
 def test_a_step_is_undecided_next_to_a_tie_only() -> None:
