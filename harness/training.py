@@ -28,7 +28,7 @@ from .trained import CARD, TRAINED
 
 WINDOW = 256
 BATCH = 12
-STEPS = 1350
+STEPS = 1100
 PEAK_RATE = 3e-3
 # the tail of the sorted files is kept for validation
 VALIDATION = 0.05
