@@ -28,6 +28,8 @@ BUFFER_LENS = {
 }
 BLOCK_SIZES = (2, 3, 4, 5, 6, 8)
 CAPTURE_SIZES = ((1, 2, 4), (2,), (3,), (4,), (2, 4), (1, 2, 4, 8), (4, 8))
+# each set is an engine of its own; here one row and three get a padded one
+ENGINE_CAPTURE_SIZES = (2, 4)
 # preemptions are frequent: most faults of a cursor or a slot need one, at a ring phase of their own
 FREQUENT_EVENTS = (*EVENTS, "none", "readmit", "readmit", "preempt", "preempt", "finish")
 FREQUENT_JOINS = (*JOINS, "none", "new", "new", "resume")
@@ -104,7 +106,7 @@ def caches(level: str) -> SearchStrategy[Cache]:
 def graph_sizes(level: str) -> SearchStrategy[Graphs | None]:
     """FULL graphs of some sizes, or none."""
     if level == "engine":
-        return st.none()
+        return st.sampled_from((None, Graphs(ENGINE_CAPTURE_SIZES)))
     return st.one_of(st.none(), st.builds(Graphs, st.sampled_from(CAPTURE_SIZES)))
 
 
