@@ -47,8 +47,12 @@ SETTINGS = (
 
 def bench_interpreter(seed: int) -> list[Figure]:
     """Seconds of both interpreters for each setting and their ratio, with a complaint where bytes differ."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    return [figure for setting in SETTINGS for figure in compare(setting, seed)]
+    try:
+        return [figure for setting in SETTINGS for figure in compare(setting, seed)]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def compare(setting: Setting, seed: int) -> list[Figure]:
@@ -66,7 +70,7 @@ def compare(setting: Setting, seed: int) -> list[Figure]:
     return [
         Figure(f"{name}, Triton's interpreter", slow, "s"),
         Figure(f"{name}, ours", fast, "s", differing(mine, theirs)),
-        Figure(f"{name}, faster", ratio, "times", f"at least {setting.least}" if ratio < setting.least else ""),
+        Figure(f"{name}, faster", ratio, "times", f"at least {setting.least:g}" if ratio < setting.least else ""),
     ]
 
 

@@ -10,6 +10,9 @@ interpreter truncates and multiplies as integers, is compared with torch.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -538,3 +541,39 @@ def test_numpy_warnings_stay_inside() -> None:
     with np.errstate(all="raise"):
         ours(arithmetic_kernel, (1,), x, y, out, 4, BLOCK=4)
     assert torch.isnan(out[1, 0])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def odds_kernel(p_out: Any, p_bits: Any, pair: Any, small: Any, BLOCK: tl.constexpr) -> None:
+    pid = tl.program_id(0)
+    o = tl.max_contiguous(tl.multiple_of(pid * BLOCK, BLOCK) + tl.arange(0, BLOCK), BLOCK)
+    tl.assume(BLOCK > 0)
+    tl.assume(pid >= 0)
+    tl.debug_barrier()
+    tl.static_print("block", BLOCK)
+    tl.device_print("program", pid)
+    first, second = pair
+    sizes = [BLOCK * i for i in range(2)]
+    x = tl.full((BLOCK,), first, tl.float32) * second + len(sizes) + max(small, pid) + min(1, 2)
+    (p_out + o).store(x, cache_modifier=".cs")
+    bits = x.to(tl.int32, bitcast=True)
+    tl.store(p_bits + o, tl.cat(bits, bits).sum().to(tl.int64) + tl.umulhi(bits, bits).to(tl.int64))
+
+
+def test_odds_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    out, raw = torch.zeros(8), torch.zeros(8, dtype=torch.float64)
+    ours(odds_kernel, (2,), out, triton.reinterpret(raw, tl.int64), (2.0, 3), np.int32(0), BLOCK=4)
+    assert out.tolist() == [9.0] * 4 + [10.0] * 4
+    bits = out.view(torch.int32).long()
+    sums = (2 * bits.view(2, 4).sum(1, keepdim=True).expand(2, 4).reshape(8)).to(torch.int32).long()
+    assert torch.equal(raw.view(torch.int64), sums + (bits * bits >> 32))
+    printed = capsys.readouterr().out
+    assert "block 4" in printed
+    assert "(1, 0, 0) program: 1" in printed.replace("  ", " ")
+
+
+def test_the_same_where_triton_was_imported_to_interpret() -> None:
+    chosen = "reductions or scans or shapes or sort or random or masked_sum"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

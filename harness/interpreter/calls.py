@@ -98,12 +98,29 @@ class Calls(Expressions):
         raise Unsupported(f"the call of {getattr(callee, '__name__', callee)} on tensors")
 
     def _load(
-        self, scope: Scope, pointer: Any, mask: Any = None, other: Any = None, *, volatile: Any = False, **policy: Any
+        self,
+        scope: Scope,
+        pointer: Any,
+        mask: Any = None,
+        other: Any = None,
+        *,
+        cache_modifier: Any = "",
+        eviction_policy: Any = "",
+        volatile: Any = False,
     ) -> Any:
         mask, other = (None if x is None else self.to_tensor(x) for x in (plain(mask), plain(other)))
         return self.semantic.load(pointer, mask, other, _ANY_CACHE, plain(volatile))
 
-    def _store(self, scope: Scope, pointer: Any, value: Any, mask: Any = None, **policy: Any) -> Any:
+    def _store(
+        self,
+        scope: Scope,
+        pointer: Any,
+        value: Any,
+        mask: Any = None,
+        *,
+        cache_modifier: Any = "",
+        eviction_policy: Any = "",
+    ) -> Any:
         mask = plain(mask)
         value, mask = self.to_tensor(value), None if mask is None else self.to_tensor(mask)
         return self.semantic.store(pointer, value, mask, _ANY_CACHE)
