@@ -23,18 +23,18 @@ SOFTPLUS_THRESHOLD: tl.constexpr = tl.constexpr(20.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def inside(o_x: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:
+def inside(o_x: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     """Mask of an axis; a constant where tiles cover the axis exactly, so that no access carries a predicate."""
-    if SIZE % BLOCK == 0:
-        return tl.full([BLOCK], True, tl.int1)
+    if SIZE % o_x.shape[0] == 0:
+        return tl.full(o_x.shape, True, tl.int1)
     else:
         return o_x < SIZE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_key_head(p_x: tl.tensor, m_k: tl.tensor, USE_QK_L2NORM: tl.constexpr) -> tl.tensor:
+def load_key_head(p_x: tl.tensor, o_k: tl.tensor, K: tl.constexpr, USE_QK_L2NORM: tl.constexpr) -> tl.tensor:
     """One head of q or k [BLOCK_K], normalised where asked. IEEE division and root: 64 / 64 is exactly 1."""
-    b_x = tl.load(p_x, mask=m_k, other=0.0).to(tl.float32)
+    b_x = tl.load(p_x + o_k, mask=inside(o_k, K), other=0.0).to(tl.float32)
     if USE_QK_L2NORM:
         b_x = tl.div_rn(b_x, tl.sqrt_rn(tl.sum(b_x * b_x, 0) + L2_NORM_EPS))
     return b_x
@@ -97,8 +97,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
     o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
     o_k = tl.arange(0, BLOCK_K)
     o_l = tl.arange(0, BLOCK_L)
-    m_v = inside(o_v, V, BLOCK_V)
-    m_k = inside(o_k, K, BLOCK_K)
+    m_v = inside(o_v, V)
+    m_k = inside(o_k, K)
     p_out = out + i_r * out_row + i_hv * out_head + o_v
     slot = tl.load(slots + i_r).to(tl.int64)
     if slot <= 0:
@@ -119,8 +119,8 @@ def replay_decode_kernel(  # type: ignore[no-untyped-def]
     b_g = tl.load(p_g + o_l * g_entry, mask=m_l, other=0.0)
     total = tl.exp(tl.sum(b_g, 0))
 
-    b_q = load_key_head(q + i_r * q_row + i_h * q_head + o_k, m_k, USE_QK_L2NORM) * scale
-    b_key = load_key_head(k + i_r * k_row + i_h * k_head + o_k, m_k, USE_QK_L2NORM)
+    b_q = load_key_head(q + i_r * q_row + i_h * q_head, o_k, K, USE_QK_L2NORM) * scale
+    b_key = load_key_head(k + i_r * k_row + i_h * k_head, o_k, K, USE_QK_L2NORM)
     b_value = tl.load(v + i_r * v_row + i_hv * v_head + o_v, mask=m_v, other=0.0).to(tl.float32)
     g = log_decay(a + i_r * a_row + i_hv, A_log + i_hv, dt_bias + i_hv)
     alpha = tl.exp(g)
@@ -181,8 +181,8 @@ def packed_decode_kernel(  # type: ignore[no-untyped-def]
     i_h = (i_hv // GROUP).to(tl.int64)
     o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
     o_k = tl.arange(0, BLOCK_K)
-    m_v = inside(o_v, V, BLOCK_V)
-    m_k = inside(o_k, K, BLOCK_K)
+    m_v = inside(o_v, V)
+    m_k = inside(o_k, K)
     p_out = out + i_r * out_row + i_hv * out_head + o_v
     slot = tl.load(slots + i_r).to(tl.int64)
     if slot <= 0:
@@ -194,8 +194,8 @@ def packed_decode_kernel(  # type: ignore[no-untyped-def]
     p_state += o_v[:, None] * state_v + o_k[None, :] * state_k
     b_state = tl.load(p_state, mask=m_state, other=0.0).to(tl.float32)
 
-    b_q = load_key_head(q + i_r * q_row + i_h * q_head + o_k, m_k, USE_QK_L2NORM) * scale
-    b_key = load_key_head(k + i_r * k_row + i_h * k_head + o_k, m_k, USE_QK_L2NORM)
+    b_q = load_key_head(q + i_r * q_row + i_h * q_head, o_k, K, USE_QK_L2NORM) * scale
+    b_key = load_key_head(k + i_r * k_row + i_h * k_head, o_k, K, USE_QK_L2NORM)
     b_value = tl.load(v + i_r * v_row + i_hv * v_head + o_v, mask=m_v, other=0.0).to(tl.float32)
     b_state *= tl.exp(log_decay(a + i_r * a_row + i_hv, A_log + i_hv, dt_bias + i_hv))
     b_delta = write_strength(b + i_r * b_row + i_hv) * (b_value - matvec(b_state, b_key))
