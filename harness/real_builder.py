@@ -76,7 +76,8 @@ class RealBuilder:
         decodes = (np.arange(size) < metadata.num_decodes) & (tokens > 0)
         back = np.argsort(order)
         columns = (decodes, metadata.write_pos[:size].numpy(), metadata.is_flush[:size].numpy())
-        return Built(*(np.asarray(column[: len(order)][back], np.int64) for column in columns), reads)
+        runs_as_decode, write_pos, is_flush = (np.asarray(column[: len(order)][back], np.int64) for column in columns)
+        return Built(runs_as_decode, write_pos, is_flush, reads)
 
 
 def _config(case: Case) -> Any:

@@ -1,4 +1,4 @@
-"""Host reads of device values, found on a CPU where they cost nothing and so never show.
+"""Host reads of device values, and uploads that block, found on a CPU where they cost nothing and so never show.
 
 A sentinel marks the tensors that would live on a device and, while it watches, all that is computed from them. A call
 that would stop the host until the device has caught up, on one of these, is kept with the source line that made it.
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from .sync_reads import FUNCTIONS, OPERATORS, Reads, operator_name
+from .sync_reads import FROM_HOST, FUNCTIONS, OPERATORS, Reads, operator_name
 
 _MARK = "_replay_parity_on_device"
 _PACKAGE = __name__.rpartition(".harness.")[0]
@@ -97,7 +97,12 @@ class Sentinel:
         """Keep a read by the code that is running, unless it is allowed or on the device's side."""
         if self.allowed():
             return
-        read = blame(what, _stack(sys._getframe(1)))
+        frames = _stack(sys._getframe(1))
+        reader = _innermost(frames)
+        # such a function's copy is taken for a non-blocking one
+        if reader is not None and reader.f_code in self.uploads:
+            return
+        read = blame(what, frames)
         if read is not None and read not in self._seen:
             self._seen.add(read)
             self.reads.append(read)
@@ -108,11 +113,11 @@ def is_marked(value: object) -> bool:
     return isinstance(value, Tensor) and getattr(value, _MARK, False)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operators: what is computed from a marked tensor is marked."""
 
     def __init__(self, sentinel: Sentinel) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sentinel = sentinel
         self.known: dict[int, _Known] = {}
 
@@ -224,6 +229,8 @@ class _Functions(TorchFunctionMode):
             self.sentinel.keep(_name(func))
         out = func(*args, **kwargs)
         if "device" in kwargs and isinstance(out, Tensor):
+            if func in FROM_HOST and isinstance(kwargs["device"], torch.device) and not _touches(args):
+                self.sentinel.keep(_name(func))
             _place(out, kwargs["device"])
         if func is torch.tensor and sys._getframe(1).f_code in self.sentinel.uploads:
             setattr(out, _MARK, True)
@@ -265,6 +272,8 @@ def _to(sentinel: Sentinel, caller: FrameType, func: Any, args: Any, kwargs: Any
                 sentinel.keep("Tensor.to")
             return _host_copy(out)
     elif isinstance(target, torch.device) or is_marked(target) or caller.f_code in sentinel.uploads:
+        if not _non_blocking(args, kwargs):
+            sentinel.keep("Tensor.to")
         return _device_copy(out, tensor)
     return out
 
@@ -322,15 +331,24 @@ def blame(what: str, frames: Sequence[FrameType]) -> HostRead | None:
 
     None where the device's own code is among them.
     """
-    modules = [str(frame.f_globals.get("__name__", "")) for frame in frames]
-    if any(module.startswith(_DEVICE_SIDE) for module in modules):
+    reader = _innermost(frames)
+    if reader is None or any(_module(frame).startswith(_DEVICE_SIDE) for frame in frames):
         return None
-    for module, frame in zip(reversed(modules), reversed(frames), strict=True):
-        top = module.partition(".")[0]
+    module = _module(reader)
+    return HostRead(what, f"{_path(module)}:{reader.f_lineno}", module.partition(".")[0] == STOCK)
+
+
+def _innermost(frames: Sequence[FrameType]) -> FrameType | None:
+    for frame in reversed(frames):
+        module = _module(frame)
         # vLLM's check itself stands between CUDA's warning and the caller
-        if module not in (__name__, _CHECK) and top not in _LIBRARIES:
-            return HostRead(what, f"{_path(module)}:{frame.f_lineno}", top == STOCK)
+        if module not in (__name__, _CHECK) and module.partition(".")[0] not in _LIBRARIES:
+            return frame
     return None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:

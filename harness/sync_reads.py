@@ -1,4 +1,8 @@
-"""Which torch calls make the host wait for a device: on CUDA each of them stops until the device has caught up."""
+"""Which torch calls make the host wait for a device: on CUDA each of them stops until the device has caught up.
+
+Reads of device values, and uploads that are not said to be non-blocking: CUDA stages those through memory of its own
+and waits, and vLLM's own check ends an engine for them too.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,17 @@ def _condition_alone(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked
     return len(args) + len(kwargs) == 1 and _any(args, kwargs, marked)
 
 
+def _by_index(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
+    """x[mask] or an index on the host, which is uploaded first."""
+    indices = args[1] if len(args) > 1 else kwargs["indices"]
+    return _by_mask(args, kwargs, marked) or (marked(args[0]) and any(_uploads(index, marked) for index in indices))
+
+
+def _uploads(value: Any, marked: Marked) -> bool:
+    """A tensor on the host that has to be copied; a single number travels with the launch."""
+    return isinstance(value, Tensor) and value.dim() > 0 and not marked(value)
+
+
 def _by_mask(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
     """x[mask]: the mask's nonzero comes first, wherever x lives."""
     indices = args[1] if len(args) > 1 else kwargs["indices"]
@@ -41,7 +56,8 @@ def _put_by_mask(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) ->
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     given = [index for index in indices if index is not None]
     fills = len(given) == 1 and values.numel() == 1 and not accumulate
-    return not fills and _by_mask(args, kwargs, marked)
+    uploads = marked(args[0]) and any(_uploads(value, marked) for value in (*given, values))
+    return uploads or (not fills and _by_mask(args, kwargs, marked))
 
 
 def _repeats(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
@@ -49,11 +65,11 @@ def _repeats(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> boo
     return kwargs.get("output_size") is None and any(marked(value) for value in args[-2:])
 
 
-def _to_host(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
-    """host.copy_(device); without blocking it reads nothing yet."""
+def _across(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> bool:
+    """host.copy_(device) or device.copy_(host); neither waits if it is said to be non-blocking."""
     target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
     non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-    return marked(source) and not marked(target) and not non_blocking
+    return not non_blocking and (_uploads(source, marked) if marked(target) else marked(source))
 
 
 def _overloads(names: Sequence[str], reads: Reads) -> dict[Any, Reads]:
@@ -65,11 +81,11 @@ def _overloads(names: Sequence[str], reads: Reads) -> dict[Any, Reads]:
 OPERATORS: dict[Any, Reads] = {
     **_overloads(("_local_scalar_dense", "item", "is_nonzero", *_BY_VALUE), _any),
     torch.ops.aten.where.default: _condition_alone,
-    **_overloads(("index", "_unsafe_index"), _by_mask),
+    **_overloads(("index", "_unsafe_index"), _by_index),
     **_overloads(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _put_by_mask),
     torch.ops.aten.repeat_interleave.Tensor: _repeats,
     torch.ops.aten.repeat_interleave.self_Tensor: _repeats,
-    torch.ops.aten.copy_.default: _to_host,
+    torch.ops.aten.copy_.default: _across,
 }
 
 
@@ -87,8 +103,10 @@ def _from_data(args: Sequence[Any], kwargs: dict[str, Any], marked: Marked) -> b
 # what a person wrote; scalars reach an operator under several names
 _CALLED = {
     **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero"), "Tensor.item"),
-    **dict.fromkeys(("index", "_unsafe_index"), "an index by mask"),
-    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), "a write by mask"),
+    **dict.fromkeys(("index", "_unsafe_index"), "an index by a mask or the host"),
+    **dict.fromkeys(
+        ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), "a write by a mask or the host"
+    ),
     **dict.fromkeys(("_unique", "_unique2", "unique_dim", "unique_dim_consecutive"), "torch.unique"),
     "copy_": "Tensor.copy_",
     "where": "torch.where(condition)",
@@ -113,3 +131,5 @@ FUNCTIONS: dict[Any, Reads] = {
     torch.asarray: _from_data,
     Tensor.new_tensor: _from_data,
 }
+# these fill a tensor on the device from the host's memory
+FROM_HOST = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
