@@ -35,7 +35,7 @@ def operators() -> Iterator[list[str]]:
         calls.append("add_one")
         out.copy_(x * 2 - x + 1)
 
-    library = torch.library.Library("graph_recorder_test", "DEF")
+    library: Any = torch.library.Library("graph_recorder_test", "DEF")  # type: ignore[no-untyped-call]
     library.define("add_one(Tensor x, Tensor(a!) out) -> ()")
     library.impl("add_one", add_one, "CPU")
     library.define("no_body(Tensor x) -> Tensor")
