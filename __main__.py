@@ -30,6 +30,7 @@ BENCHES = {
     "traffic": ("bench_traffic", "bench_traffic"),
     "decode": ("bench_decode", "bench_decode"),
     "interpreter": ("bench_interpreter", "bench_interpreter"),
+    "engine": ("bench_engine", "bench_engine"),
 }
 DEFAULT_DIR = Path("parity-report")
 OWN_DATABASE = ""

@@ -63,7 +63,6 @@ def prepare() -> None:
         os.environ.setdefault(name, value)
     if not has_cuda():
         _add_cpu_backend()
-        _patch_language_once()
         let_transformers_import()
     _prepared = True
 
@@ -180,32 +179,6 @@ def _interpreter_driver() -> Any:
             raise EngineUnavailable("kernels interpreted on a CPU cannot be benchmarked")
 
     return InterpreterDriver
-
-
-def _patch_language_once() -> None:
-    """Let the interpreter exchange triton.language's functions at the first launch and leave them exchanged.
-
-    It does so and undoes it at each launch, and once more at each call of a device function: a third of a step's time.
-    Nothing here needs the originals: every kernel of this process is interpreted. Another Triton may do it otherwise
-    and is then left alone.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch: Callable[[Any], Any] | None = getattr(interpreter, "_patch_lang", None)
-    nothing_to_restore: Callable[[], Any] | None = getattr(interpreter, "_LangPatchScope", None)
-    if patch is None or nothing_to_restore is None:
-        return
-    patched: set[frozenset[int]] = set()
-
-    def patch_once(fn: Any) -> Any:
-        seen = frozenset(id(value) for value in fn.__globals__.values() if value is language or value is language.core)
-        if seen not in patched:
-            patch(fn)
-            patched.add(seen)
-        return nothing_to_restore()
-
-    interpreter._patch_lang = patch_once
 
 
 def let_transformers_import() -> None:

@@ -17,6 +17,7 @@ from ..cases.case import Case, Step
 from ..cases.inputs import poisons
 from . import cpu_platform
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
+from .engine_interpreter import HelperKernels
 from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
 from .engine_sync import watch_host_reads
@@ -96,6 +97,7 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.config = config
+        self.helper_kernels = HelperKernels()
         if config.capture_sizes is not None:
             allow_graphs()
         self.llm: Any = LLMEngine.from_engine_args(_engine_args(config))
@@ -147,7 +149,7 @@ class Engine:
         before = _counters(self.config)
         ids = [self._add(request, prompts[request], forced[request]) for request in range(len(case.requests))]
         log.events += self.at_capture
-        with log.observing(self.config):
+        with log.observing(self.config), self.helper_kernels.of(case):
             for index, step in enumerate(case.steps):
                 self._step(index, step, ids, log)
         after = _counters(self.config)
