@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from replay_parity.cases.case import Case, Graphs
+from replay_parity.cases.case import Cache, Case, Graphs, Inputs, Replay, Request, Step
+from replay_parity.cases.geometry import ENGINE
 from replay_parity.cases.inputs import token_ids
 from replay_parity.cases.scenarios import engine_scenarios
+from replay_parity.cases.situations import situations
 from replay_parity.harness.checkpoint import VOCAB_SIZE
 from replay_parity.harness.contract import Legs
 from replay_parity.harness.cpu_platform import has_cuda
@@ -138,6 +140,23 @@ def test_padding_is_recorded(clean: EnginePath, ran: dict[str, Legs]) -> None:
     assert rows.graph_rows.tolist() == [step.padded_to or 0 for step in steps]
     assert rows.padded_to.tolist() == [step.padded_to or len(step.rows) for step in steps]
     assert {(len(step.rows), step.padded_to) for step in steps} == {(3, None), (3, 4), (4, None), (4, 4)}
+
+
+def test_aligned_blocks_in_graphs() -> None:
+    """A decode ends a block and enters the next in a graph; a prefix hit leaves one token, which flushes in a graph."""
+    one, both = Step(((0, 1),)), Step(((0, 1), (1, 1)))
+    steps = (Step(((0, 32),)), Step(((0, 30),)), one, one, one, both, both, both, both, one)
+    requests = (Request(62, 9), Request(33, 4, 0, 32))
+    case = Case("align", ENGINE, Replay(4), Cache("align", 32), Graphs(SIZES), Inputs(), requests, steps)
+    path = EnginePath()
+    try:
+        legs = path.run(case)
+    finally:
+        path.close()
+    assert judge(legs).outcome == "pass", judge(legs).reason
+    assert [step.padded_to for step in legs.timeline.steps] == [None, None, 1, 1, 1, 2, 2, 2, 2, 1]
+    shown = situations(case, legs.timeline)
+    assert shown["decode_block_crossing"] and shown["prefix_hit"] and shown["one_token_tail"]
 
 
 class _Recorded:
