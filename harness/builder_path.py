@@ -7,6 +7,7 @@ import numpy as np
 from ..cases.case import Case
 from ..cases.inputs import LayerInputs
 from ..cases.timeline import Timeline
+from . import cpu_platform
 from .engine_sync import host_sync
 from .finding import Finding
 from .invariants import cursor_findings
@@ -24,6 +25,11 @@ class BuilderPath(SchedulePath):
     """
 
     target = "builder"
+
+    def __init__(self, fault: str | None = None) -> None:
+        super().__init__(fault)
+        # a fault may sit in a module that imports vLLM
+        cpu_platform.prepare()
 
     def subject_runner(self, case: Case, timeline: Timeline, inputs: LayerInputs) -> ReplayRunner:
         """A runner that asks the builder."""
