@@ -333,3 +333,31 @@ def test_a_number_chosen_at_run_time_is_divided_as_on_a_device(limit: int) -> No
     out = torch.zeros(3, dtype=torch.int32)
     ours(chosen_kernel, (3,), out, limit)
     assert out.tolist() == [-3] * limit + [1] * (3 - limit)
+
+
+exponential = tl.exp
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def alias_kernel(p_out: Any) -> None:
+    pid = tl.program_id(0)
+    tl.store(p_out + pid, exponential(pid.to(tl.float32)))
+
+
+def test_a_builtin_imported_by_name() -> None:
+    out = torch.zeros(3)
+    as_stock(alias_kernel, (3,), out)
+    torch.testing.assert_close(out, torch.arange(3.0).exp())
+    assert exponential is tl.exp
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def shape_arithmetic_kernel(p_out: Any, SIZE: tl.constexpr) -> None:
+    o = tl.arange(0, 4)
+    tl.store(p_out + o, o + SIZE % o.shape[0] + (SIZE | o.shape[0]))
+
+
+def test_constants_beside_sizes_of_shapes() -> None:
+    out = torch.zeros(4, dtype=torch.int32)
+    as_stock(shape_arithmetic_kernel, (1,), out, SIZE=9)
+    assert out.tolist() == [14, 15, 16, 17]

@@ -62,13 +62,14 @@ class Reductions:
             return self.reduce((input,), axis, combine, keep_dims)[0]
         rank = len(input[0].shape)
         arrays = _aligned(input)
-        if axis is None:
-            arrays, place = [array.reshape(len(array), -1) for array in arrays], 1
-        else:
-            place = axis + 1 if axis >= 0 else axis + 1 + rank
+        place = 1 if axis is None else axis + 1 if axis >= 0 else axis + 1 + rank
         if len(arrays) == 1 and combine.fn in _REDUCE:
-            results = [_REDUCE[combine.fn](arrays[0], axis=place)]
+            # all axes at once rather than flattened: numpy then sums in the order of memory
+            places = tuple(range(1, rank + 1)) if axis is None else place
+            results = [_REDUCE[combine.fn](arrays[0], axis=places)]
         else:
+            if axis is None:
+                arrays = [array.reshape(len(array), -1) for array in arrays]
             results = self._fold(arrays, place, [x.dtype for x in input], combine)
         if keep_dims:
             results = [_kept(result, place, None if axis is not None else rank) for result in results]

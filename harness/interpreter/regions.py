@@ -17,7 +17,7 @@ _LOWEST, _HIGHEST = 0, 2**63 - 1
 
 @dataclass(frozen=True)
 class Region:
-    """A storage: name, first byte and the byte after the last; allowed marks its bytes where only some may be used."""
+    """A storage as one argument sees it: name, first byte and the byte after the last; allowed marks its bytes where only some may be used."""
 
     name: str
     start: int
@@ -30,7 +30,8 @@ class Regions:
 
     def __init__(self, views: Sequence[Tensor] = ()) -> None:
         self._known: list[Region] = []
-        self._by_place: dict[tuple[int, int], int] = {}
+        # kept ones by place alone, those of a launch by name too: arguments may be views of one storage
+        self._by_place: dict[tuple[int, int, str], int] = {}
         storages: dict[tuple[int, int], list[Tensor]] = {}
         for view in views:
             storages.setdefault(_place(view), []).append(view)
@@ -42,17 +43,18 @@ class Regions:
     def register(self, name: str, tensor: Tensor) -> int:
         """The number of the region of a tensor's storage."""
         place = _place(tensor)
-        number = self._by_place.get(place)
+        number = self._by_place.get((*place, ""), self._by_place.get((*place, name)))
         return self._add(Region(name, *place)) if number is None else number
 
     def keep(self) -> None:
         """Keep what is registered now for later launches."""
         self._own = len(self._known)
+        self._by_place = {(region.start, region.stop, ""): number for number, region in enumerate(self._known)}
 
     def forget(self) -> None:
         """Forget the regions of a launch."""
         for region in self._known[self._own :]:
-            del self._by_place[region.start, region.stop]
+            del self._by_place[region.start, region.stop, region.name]
         del self._known[self._own :]
         self._bounds = None
 
@@ -90,7 +92,7 @@ class Regions:
 
     def _add(self, region: Region) -> int:
         self._known.append(region)
-        self._by_place[region.start, region.stop] = len(self._known) - 1
+        self._by_place[region.start, region.stop, region.name] = len(self._known) - 1
         self._bounds = None
         return len(self._known) - 1
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 
 from .builder import Builder
-from .handle import Array
+from .handle import Array, Handle
 from .types import Sizes, sizes_of
 
 # operator -> builder's methods for floats and for integers
@@ -67,9 +67,14 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
         if kind in _BITWISE and (lhs.dtype is not rhs.dtype or not common.is_int()):
             return None
         lhs, rhs = self.cast(lhs, common), self.cast(rhs, common)
-        sizes = _broadcast(sizes_of(lhs.type), sizes_of(rhs.type))
-        method = getattr(self.builder, names[not common.is_floating()])
-        handle = method(self._ranked(lhs, len(sizes)), self._ranked(rhs, len(sizes)))
+        left_sizes, right_sizes = sizes_of(lhs.type), sizes_of(rhs.type)
+        sizes = _broadcast(left_sizes, right_sizes)
+        left, right = self._ranked(lhs, len(sizes)), self._ranked(rhs, len(sizes))
+        if not left_sizes and right_sizes:
+            right = _in_order(right)
+        elif not right_sizes and left_sizes:
+            left = _in_order(left)
+        handle = getattr(self.builder, names[not common.is_floating()])(left, right)
         return tl.tensor(handle, _type(tl.int1 if kind in _COMPARISONS else common, sizes))
 
     def _moved(self, lhs: Any, rhs: Any) -> Any:
@@ -171,6 +176,18 @@ class Semantic(TritonSemantic):  # type: ignore[misc]
         if not missing:
             return value.handle
         return value.handle.reshaped(data.reshape((len(data),) + (1,) * missing + data.shape[1:]))
+
+
+def _in_order(handle: Handle) -> Handle:
+    """A block beside a scalar, C-contiguous unless broadcast.
+
+    A scalar that Triton's interpreter spreads over a block decides the order of the result in memory against a
+    transposed operand, and the order in memory is the one in which numpy sums: bits depend on it.
+    """
+    data = handle.data
+    if data.flags.c_contiguous or 0 in data.strides[1:]:
+        return handle
+    return handle.reshaped(np.ascontiguousarray(data))
 
 
 _commons: dict[tuple[str, str], Any] = {}

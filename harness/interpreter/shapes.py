@@ -20,7 +20,8 @@ class Shapes(Arithmetic):
     def create_splat(self, ret_ty: Any, arg: Handle) -> Handle:
         shape = tuple(ret_ty.shape)
         data = arg.data.reshape((len(arg.data),) + (1,) * len(shape))
-        return arg.reshaped(np.broadcast_to(data, (len(data), *shape)))
+        # in full, not as a view: see semantic._in_order
+        return arg.reshaped(np.ascontiguousarray(np.broadcast_to(data, (len(data), *shape))))
 
     def create_unsplat(self, arg: Handle) -> Handle:
         return arg.reshaped(arg.data.reshape(len(arg.data)))
