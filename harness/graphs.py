@@ -79,7 +79,7 @@ class EngineGraphs:
         self._capture()
 
     def events(self, step: int, reported: Sequence[Any]) -> list[Event]:
-        """What the step's graph read that is not the step's, and ready for the next step.
+        """What the step's graph read that is not the step's, since the last call.
 
         ``reported``: the plugin's ReplaySteps, one a GDN group.
         """
