@@ -17,7 +17,10 @@ _LOWEST, _HIGHEST = 0, 2**63 - 1
 
 @dataclass(frozen=True)
 class Region:
-    """A storage as one argument sees it: name, first byte and the byte after the last; allowed marks its bytes where only some may be used."""
+    """A storage as one argument sees it: name, first byte and the byte after the last.
+
+    allowed marks its bytes where only some may be used.
+    """
 
     name: str
     start: int
