@@ -46,8 +46,8 @@ class DeviceConfigs:
 
 # by compute capability of CUDA devices, architecture of ROCm ones. chosen by bytes (replay reads each key entry once
 # per tile, so a tile spans 64 of V) and by harness.compile_check: no spills at ring lengths 8 to 32, and registers that
-# leave three programs of four warps or two of eight a multiprocessor. four warps spill on sm_80 (float32 ring of 8) and
-# on sm_100 (ring of 32); devices that are not listed get eight, which need the fewest registers a thread
+# leave three programs of four warps or two of eight a multiprocessor. on sm_80 and sm_100 four warps need 196 to 218
+# registers with a ring of 32, which leaves two of them; devices that are not listed get eight, which need the fewest
 _FOUR_WARPS = DeviceConfigs(replay=LaunchConfig(64, 4), packed=LaunchConfig(32, 4))
 _EIGHT_WARPS = DeviceConfigs(replay=LaunchConfig(64, 8), packed=LaunchConfig(32, 4))
 LAUNCH_CONFIGS: dict[str, DeviceConfigs] = {
