@@ -28,6 +28,7 @@ VLLM_FILES = {
     "harness/real_builder.py",
     "harness/engine_worker.py",
     "harness/directed_scheduler.py",
+    "harness/engine_sync.py",
     "harness/graphs.py",
 }
 HEAVY_FOR_CASES = {"vllm", "triton"}

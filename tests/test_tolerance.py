@@ -147,7 +147,8 @@ def test_a_rounding_that_may_go_either_way_is_no_mismatch(case: Case) -> None:
     assert judge(legs).outcome == PASS
     assert judge(replace(legs, undecided=None)).outcome == FAIL
     further = replace(subject, outputs=subject.outputs + 4 * (subject.outputs.double() - truth.outputs).float())
-    assert judge(replace(legs, **{"wide" if legs.wide else "subject": further})).outcome == FAIL
+    moved = replace(legs, wide=further) if legs.wide is not None else replace(legs, subject=further)
+    assert judge(moved).outcome == FAIL
 
 
 def test_a_step_is_undecided_next_to_a_tie_only() -> None:
