@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -18,8 +19,10 @@ from .trace import Event
 _SEARCHED = (__name__.partition(".")[0], "vllm")
 # in every message of vLLM's own check
 CUDA_CHECK_WORDS = "GPU<->CPU sync detected"
-# what vLLM calls the methods of a worker in which its own check is armed
-_CHECKED = ("execute_model", "sample_tokens")
+# the methods of a worker in which vLLM's own check is armed; the first begins a step and is given its schedule
+_BEGINS, _GOES_ON = "execute_model", "sample_tokens"
+# watching costs three quarters of a step: of equal steps one in so many is watched
+SHARE = 3
 
 
 def watch_host_reads(worker: Any) -> SyncWatch | CudaCheck:
@@ -28,20 +31,33 @@ def watch_host_reads(worker: Any) -> SyncWatch | CudaCheck:
 
 
 class SyncWatch:
-    """Watches one engine's steps on a CPU from the worker down: metadata, forward, sampling."""
+    """Watches one engine's steps on a CPU from the worker down: metadata, forward, sampling.
+
+    Not all: in each Case the first step of every kind (how many rows of how many tokens), then every third of the kind.
+    Which these are follows from the Case alone. ``watching`` False watches none.
+    """
 
     def __init__(self, worker: Any) -> None:
         self.sentinel = vllm_sentinel()
         self.watching = True
         self.stock: list[str] = []
         self.sentinel.mark(*device_tensors(worker.model_runner))
-        for name in _CHECKED:
-            setattr(worker, name, self._watched(getattr(worker, name)))
+        self.kinds: Counter[tuple[int, ...]] = Counter()
+        self.due = False
+        begin, go_on = self._watched(getattr(worker, _BEGINS)), self._watched(getattr(worker, _GOES_ON))
+
+        def begun(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            self.due = self._is_due(scheduled.num_scheduled_tokens.values())
+            return begin(scheduled, *args, **kwargs)
+
+        setattr(worker, _BEGINS, begun)
+        setattr(worker, _GOES_ON, go_on)
 
     def start(self) -> None:
         """A new Case: every place is named once again."""
         self.sentinel.forget()
         self.stock.clear()
+        self.kinds.clear()
 
     def events(self, step: int, error: Exception | None = None) -> list[Event]:
         """The subject's own reads since the last call; vLLM's go to ``stock``."""
@@ -49,9 +65,15 @@ class SyncWatch:
         self.stock += [str(read) for read in reads if read.stock]
         return [host_sync(step, str(read)) for read in reads if not read.stock]
 
+    def _is_due(self, num_tokens: Iterable[int]) -> bool:
+        kind = tuple(sorted(num_tokens))
+        before = self.kinds[kind]
+        self.kinds[kind] += 1
+        return before % SHARE == 0
+
     def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self.watching:
+            if not (self.watching and self.due):
                 return method(*args, **kwargs)
             with allowed_regions(), self._unseen_launches(), self.sentinel.watch():
                 return method(*args, **kwargs)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, nullcontext
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from replay_parity.harness import engine_sync
 from replay_parity.harness.engine_sync import CudaCheck, device_tensors
 from replay_parity.harness.sync import HostRead, Sentinel, blame, is_marked
 from torch import Tensor
@@ -316,3 +317,27 @@ def test_tensors_of_an_object_are_found_but_the_hosts() -> None:
     part.__dict__ |= {"a": device, "b": {"c": [listed]}, "layer": weight, "np": np.zeros(1)}
     found = device_tensors(root)
     assert {id(tensor) for tensor in found} == {id(device), id(listed), id(weight.weight), id(weight.bias)}
+
+
+def test_of_equal_steps_a_third_is_watched_and_the_first_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_sync, "vllm_sentinel", Sentinel)
+    monkeypatch.setattr(engine_sync, "allowed_regions", nullcontext)
+    monkeypatch.setattr(engine_sync.SyncWatch, "_unseen_launches", lambda self: nullcontext())
+    device = _device()
+    worker = SimpleNamespace(
+        model_runner=[device], execute_model=lambda scheduled: device.tolist(), sample_tokens=lambda: device.numpy()
+    )
+    watch = engine_sync.SyncWatch(worker)
+
+    def reads(*tokens: int) -> int:
+        watch.sentinel.forget()
+        worker.execute_model(SimpleNamespace(num_scheduled_tokens=dict(enumerate(tokens))))
+        worker.sample_tokens()
+        return len(watch.events(0))
+
+    assert [reads(8), reads(1), reads(1), reads(1), reads(1), reads(1, 2), reads(2, 1)] == [2, 2, 0, 0, 2, 2, 0]
+    watch.start()
+    assert reads(1) == 2
+    watch.start()
+    watch.watching = False
+    assert reads(1) == 0
