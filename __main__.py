@@ -12,8 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from replay_parity.cases.case import CaseError, load_case
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.cases.refusal import Refusal
-from replay_parity.cases.scenarios import engine_scenarios, scenarios
+from replay_parity.cases.scenarios import scenarios
 from replay_parity.cases.timeline import play
 from replay_parity.harness.faults import FaultError, fault
 from replay_parity.harness.levels import LEVELS, PROFILES, TARGETS

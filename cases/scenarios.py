@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
-from .geometry import ENGINE, TINY, Geometry
+from .geometry import TINY, Geometry
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,6 @@ def scenarios(geometry: Geometry = TINY) -> dict[str, Scenario]:
     """All named scenarios by name, in a fixed order, with the layer shapes of ``geometry``."""
     made = (scenario for make in _MAKERS for scenario in make(geometry))
     return {s.case.id: Scenario(replace(s.case, guards=s.guards), s.guards) for s in made}
-
-
-def engine_scenarios() -> dict[str, Scenario]:
-    """The same scenarios with layer shapes that a small checkpoint for a CPU engine has."""
-    return scenarios(ENGINE)
 
 
 def _build(

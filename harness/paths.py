@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cases.scenarios import engine_scenarios
+from ..cases.engine_scenarios import engine_scenarios
 from .contract import Path
 from .cpu_platform import why_no_engine
 from .decode_op import why_not

@@ -7,7 +7,8 @@ from dataclasses import astuple, dataclass
 
 from ..cases.case import Case
 from ..cases.corpus import corpus, for_engine
-from ..cases.scenarios import engine_scenarios, scenarios
+from ..cases.engine_scenarios import engine_scenarios
+from ..cases.scenarios import scenarios
 from .explore import Chunk, chunks
 from .levels import EXAMPLES
 from .playable import cannot_play
@@ -39,8 +40,9 @@ def named_cases(level: str) -> list[Planned]:
 
 def _engine_settings(planned: Planned) -> tuple[object, ...]:
     """What cases must share to be played by one engine."""
-    graphs = planned.case.graphs
-    return astuple(planned.case.replay), () if graphs is None else graphs.capture_sizes
+    case = planned.case
+    sizes = () if case.graphs is None else case.graphs.capture_sizes
+    return case.inputs.regime == "trained", astuple(case.replay), sizes
 
 
 def kept_cases(level: str) -> list[Planned]:

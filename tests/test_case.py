@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from replay_parity.cases.case import Case, CaseError, load_case
-from replay_parity.cases.scenarios import engine_scenarios, scenarios
+from replay_parity.cases.engine_scenarios import engine_scenarios
+from replay_parity.cases.scenarios import scenarios
 from replay_parity.cases.situations import names, situations
 from replay_parity.cases.timeline import play
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 from replay_parity.cases.case import Case
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.cases.geometry import ENGINE
 from replay_parity.cases.inputs import token_ids
-from replay_parity.cases.scenarios import engine_scenarios
 from replay_parity.harness import cpu_platform, engine_children
 from replay_parity.harness.checkpoint import VOCAB_SIZE, tiny_checkpoint
 from replay_parity.harness.engine_children import ForkedChild, Nursery, SpawnedChild
@@ -40,7 +40,7 @@ _PARENT = """
 import json, signal, sys, threading, time
 from dataclasses import replace
 from replay_parity.cases.case import Request, Step
-from replay_parity.cases.scenarios import engine_scenarios
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.harness.engine_children import nursery
 from replay_parity.harness.engine_path import EnginePath
 from replay_parity.harness.judge_case import judge_case

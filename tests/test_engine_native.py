@@ -7,7 +7,7 @@ arguments of the user's reach the engine the same way.
 from __future__ import annotations
 
 import pytest
-from replay_parity.cases.scenarios import engine_scenarios
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.harness.engine_path import EnginePath
 from replay_parity.harness.faults import FaultError
 from replay_parity.harness.judge_case import judge_case

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import pytest
 from replay_parity.cases.case import Cache, Case, Inputs, Replay, Request, Step
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.cases.geometry import ENGINE
 from replay_parity.cases.inputs import token_ids
-from replay_parity.cases.scenarios import engine_scenarios
 from replay_parity.harness.checkpoint import VOCAB_SIZE
 from replay_parity.harness.engine_path import EnginePath
 from replay_parity.harness.engine_trace import EngineConfig, EngineTrace

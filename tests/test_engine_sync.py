@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from replay_parity.cases.scenarios import engine_scenarios
+from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.harness.engine_path import EnginePath
 from replay_parity.harness.engine_sync import CUDA_CHECK_WORDS
 from replay_parity.harness.fault_catalogue import FAULTS
