@@ -41,6 +41,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     refusal = why_not_fork() or _prepare(int(sys.argv[2]))
     _Nursery(control, refusal).serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # to tear down all that vLLM imported takes seconds, many on a loaded machine, and there is nothing to save
+    os._exit(0)
 
 
 def _prepare(parent: int) -> CannotFork | Raised | None:

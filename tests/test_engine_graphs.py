@@ -33,7 +33,9 @@ pytestmark = pytest.mark.engine
 
 SIZES = (1, 2, 4)
 SCENARIOS = {name: scenario.case for name, scenario in engine_scenarios().items()}
-WITH_GRAPHS = tuple(name for name, case in SCENARIOS.items() if case.graphs is not None)
+WITH_GRAPHS = tuple(
+    name for name, case in SCENARIOS.items() if case.graphs is not None and case.inputs.regime == "model_like"
+)
 # eager ones of ring length 4 that are worth a graph: they run in the one that is open
 GIVEN_GRAPHS = ("abort-mid-ring", "batch-order-flips")
 # which scenario shows a fault, and what the verdict begins with
