@@ -61,8 +61,7 @@ def rounded_decode(
 
 def carried_through(undecided: Tensor, a: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
     """Squares of undecided steps [HV, V, K] after tokens whose gates are a [T, HV]: each token's alpha shrinks them."""
-    g = -torch.exp(A_log.double()) * softplus(a.double() + dt_bias.double(), threshold=20.0)
-    return torch.exp(2 * g.sum(0))[:, None, None] * undecided
+    return torch.exp(2 * _log_decay(a, A_log, dt_bias).sum(0))[:, None, None] * undecided
 
 
 def undecided_state(state: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,8 +120,13 @@ def _gates_and_keys(
     """Scaled q and k [R, HV, K], alpha [R, HV, 1, 1] and beta [R, HV, 1], float64."""
     heads_per_key = a.shape[1] // k.shape[1]
     query, key = (_l2_normalised(x.double()).repeat_interleave(heads_per_key, dim=1) for x in (q, k))
-    gate = -torch.exp(A_log.double()) * softplus(a.double() + dt_bias.double(), threshold=20.0)
+    gate = _log_decay(a, A_log, dt_bias)
     return query * k.shape[-1] ** -0.5, key, torch.exp(gate)[..., None, None], torch.sigmoid(b.double())[..., None]
+
+
+def _log_decay(a: Tensor, A_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """g = -exp(A_log) * softplus(a + dt_bias), float64 of a's shape."""
+    return -torch.exp(A_log.double()) * softplus(a.double() + dt_bias.double(), threshold=20.0)
 
 
 def _read(state: Tensor, x: Tensor) -> Tensor:

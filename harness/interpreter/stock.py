@@ -116,13 +116,7 @@ def _interpreting(builtin: Any) -> Any:
 
 @contextmanager
 def _language_put_back() -> Iterator[None]:
-    """Undo what the interpreter exchanges in Triton's language: of device functions it leaves it behind.
-
-    Where somebody has it exchanged once for a whole process (cpu_platform), it stays exchanged.
-    """
-    if interpreter._patch_lang.__name__ != "_patch_lang":
-        yield
-        return
+    """Undo what the interpreter exchanges in Triton's language: of device functions it leaves it behind."""
     before = [(place, dict(vars(place))) for place in _PLACES]
     try:
         yield
