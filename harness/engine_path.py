@@ -16,6 +16,8 @@ from ..cases.timeline import Timeline, play
 from ..oracles.qwen3_5 import Qwen3_5Oracle
 from .checkpoint import VOCAB_SIZE, tiny_checkpoint
 from .contract import Legs
+from .cpu_platform import has_cuda
+from .engine_pool import MOST_ENGINES, EnginePool
 from .engine_process import EngineFailure, EngineProcess
 from .engine_trace import UNKNOWN, EngineConfig, EngineTrace
 from .oracle_path import ledger_cursors
@@ -23,12 +25,10 @@ from .trace import Cursors, Failure, Trace, row_index
 from .trained import trained_checkpoint
 
 BASELINE_LEN = 1
-START_TIMEOUT = 300.0
-CASE_TIMEOUT = 300.0
 
 
 class EnginePath:
-    """Two engines at a time, the subject's and the baseline's; new ones only where a Case needs other settings.
+    """Two engines play a Case, the subject's and the baseline's; those of earlier Cases stay open for later ones.
 
     target: "plugin", or "vllm-native" for a vLLM with GDN ReplaySSM of its own, which is driven by the same Cases and
     judged by its log-probabilities: cursors and memory are the plugin's to show. ``engine_args``: more EngineArgs by
@@ -41,8 +41,9 @@ class EnginePath:
         self, fault: str | None = None, target: str = "plugin", engine_args: tuple[tuple[str, Any], ...] = ()
     ) -> None:
         self.fault, self.target, self.engine_args = fault, target, engine_args
-        self.subject: EngineProcess | None = None
-        self.baseline: EngineProcess | None = None
+        # on a GPU an engine takes its share of the memory as a whole
+        most = 1 if has_cuda() else MOST_ENGINES
+        self.subjects, self.baselines = EnginePool(fault, most), EnginePool(most=most)
         self.oracles: dict[Path, Qwen3_5Oracle] = {}
 
     def run(self, case: Case) -> Legs:
@@ -52,10 +53,7 @@ class EnginePath:
         oracle = self._oracle(checkpoint)
         tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
-        engines = (
-            self._engine("subject", case, checkpoint, case.replay.buffer_len),
-            self._engine("baseline", case, checkpoint, BASELINE_LEN),
-        )
+        engines = (self._subject(case, checkpoint), self._baseline(case, checkpoint))
         pool = ThreadPoolExecutor(2)
         try:
             subject, baseline = (pool.submit(engine.play, case, prompts, forced) for engine in engines)
@@ -84,15 +82,13 @@ class EnginePath:
 
     def why_refused(self, case: Case) -> str | None:
         """Open the subject's engine for a Case; None where it opens, else vLLM's own words."""
-        refused = self._engine("subject", case, _checkpoint(case), case.replay.buffer_len).start()
+        refused = self._subject(case, _checkpoint(case)).start()
         return None if refused is None else refused.message
 
     def close(self) -> None:
-        """End both engine processes."""
-        for engine in (self.subject, self.baseline):
-            if engine is not None:
-                engine.close()
-        self.subject = self.baseline = None
+        """End all engine processes."""
+        self.subjects.close()
+        self.baselines.close()
 
     @property
     def native(self) -> bool:
@@ -104,27 +100,27 @@ class EnginePath:
             self.oracles[checkpoint] = Qwen3_5Oracle.load(checkpoint, dtype=torch.float64)
         return self.oracles[checkpoint]
 
-    def _engine(self, role: str, case: Case, checkpoint: Path, buffer_len: int) -> EngineProcess:
-        config = EngineConfig(
+    def _subject(self, case: Case, checkpoint: Path) -> EngineProcess:
+        sizes = None if case.graphs is None else case.graphs.capture_sizes
+        config = self._config(case, checkpoint)
+        return self.subjects.engine(replace(config, buffer_len=case.replay.buffer_len, capture_sizes=sizes))
+
+    def _baseline(self, case: Case, checkpoint: Path) -> EngineProcess:
+        """Eager: what graphs do to both legs would not show."""
+        config = self._config(case, checkpoint)
+        return self.baselines.engine(replace(config, buffer_len=BASELINE_LEN, judged=False))
+
+    def _config(self, case: Case, checkpoint: Path) -> EngineConfig:
+        """What both engines are opened with."""
+        return EngineConfig(
             checkpoint=checkpoint,
-            buffer_len=buffer_len,
             ring_dtype=case.replay.ring_dtype,
             state_dtype=case.replay.state_dtype,
             cache_mode=case.cache.mode,
             block_size=case.cache.block_size if case.cache.mode == "align" else 0,
-            # the baseline runs eagerly: what graphs do to both legs would not show
-            capture_sizes=case.graphs.capture_sizes if case.graphs is not None and role == "subject" else None,
             extra=self.engine_args,
             native=self.native,
         )
-        engine: EngineProcess | None = getattr(self, role)
-        if engine is None or engine.config != config:
-            if engine is not None:
-                engine.close()
-            fault = self.fault if role == "subject" else None
-            engine = EngineProcess(config, fault=fault, start_timeout=START_TIMEOUT, case_timeout=CASE_TIMEOUT)
-            setattr(self, role, engine)
-        return engine
 
 
 def _checkpoint(case: Case) -> Path:

@@ -25,9 +25,9 @@ _BEGINS, _GOES_ON = "execute_model", "sample_tokens"
 SHARE = 3
 
 
-def watch_host_reads(worker: Any) -> SyncWatch | CudaCheck:
-    """Watch the steps of an open engine by what this machine has."""
-    return CudaCheck() if has_cuda() else SyncWatch(worker)
+def watch_host_reads(worker: Any, watching: bool) -> SyncWatch | CudaCheck:
+    """Watch the steps of an open engine by what this machine has; with CUDA vLLM's check watches in any case."""
+    return CudaCheck() if has_cuda() else SyncWatch(worker, watching)
 
 
 class SyncWatch:
@@ -37,9 +37,9 @@ class SyncWatch:
     Which these are follows from the Case alone. ``watching`` False watches none.
     """
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, watching: bool) -> None:
         self.sentinel = vllm_sentinel()
-        self.watching = True
+        self.watching = watching
         self.stock: list[str] = []
         self.sentinel.mark(*device_tensors(worker.model_runner))
         self.kinds: Counter[tuple[int, ...]] = Counter()

@@ -26,6 +26,7 @@ class EngineConfig:
     ``block_size`` in tokens, 0 for the engine's own choice. ``num_blocks`` counts KV cache blocks. ``capture_sizes``:
     rows of the FULL graphs that decode steps run in, ascending; None runs everything eagerly. ``extra`` holds more
     EngineArgs by name. ``native``: vLLM's own GDN ReplaySSM (use_replayssm) decodes in place of the plugin's.
+    ``judged``: its memory is audited and its host reads are watched; the baseline's outputs alone are looked at.
     """
 
     checkpoint: Path
@@ -42,6 +43,7 @@ class EngineConfig:
     capture_sizes: tuple[int, ...] | None = None
     extra: tuple[tuple[str, Any], ...] = ()
     native: bool = False
+    judged: bool = True
 
     @property
     def observed(self) -> bool:

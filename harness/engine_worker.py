@@ -125,7 +125,7 @@ class Engine:
                 replace(event, message=f"while graphs were captured: {event.message}")
                 for event in self.memory.audit(0, (), (), ())
             ]
-        self.sync = watch_host_reads(worker)
+        self.sync = watch_host_reads(worker, config.judged)
         # False while a Case is under way, and after one that raised
         self.clean = False
         self.log = RowLog(self.vocab_size)
@@ -199,7 +199,7 @@ class Engine:
         # what a graph read comes first: the rest follows from it
         graph_rows = self._graph_rows(index, log)
         log.events += self.sync.events(index)
-        if self.config.observed:
+        if self.config.observed and self.config.judged:
             requests = [numbers[row.request_id] for row in self.director.rows]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
         log.add_step(index, self.director.rows, numbers, graph_rows)

@@ -57,7 +57,7 @@ def tell(**what):
 def told_when_playing(case, path):
     def wait():
         while True:
-            engines = [engine for engine in (path.subject, path.baseline) if engine is not None]
+            engines = [*path.subjects.engines, *path.baselines.engines]
             if sum(engine.block_size is not None and engine.pid is not None for engine in engines) == 2:
                 break
             time.sleep(0.05)

@@ -49,11 +49,10 @@ def test_clean_cases_pass_at_both_levels(clean: EnginePath, generated: list[Case
 def test_a_fault_gets_one_verdict_at_both_levels(clean: EnginePath, generated: list[Case], fault: str) -> None:
     assert {"schedule", "engine"} <= set(FAULTS[fault].levels)
     faulty = EnginePath(fault)
-    faulty.baseline = clean.baseline
+    faulty.baselines = clean.baselines
     try:
         got = [judge_case(faulty, case).record["verdict"] for case in generated]
     finally:
-        clean.baseline, faulty.baseline = faulty.baseline, None
-        faulty.close()
+        faulty.subjects.close()
     assert got == [judge_case(open_path("schedule", fault), case).record["verdict"] for case in generated]
     assert "fail" in got

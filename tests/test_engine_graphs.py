@@ -93,8 +93,8 @@ def ran(clean: EnginePath) -> dict[str, Legs]:
 def config(clean: EnginePath, ran: dict[str, Legs]) -> EngineConfig:
     """What the clean path's subject was opened with."""
     assert ran["padded-step"].failure is None
-    assert clean.subject is not None and clean.subject.config.capture_sizes == SIZES
-    return clean.subject.config
+    assert clean.subjects.latest.config.capture_sizes == SIZES
+    return clean.subjects.latest.config
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,7 @@ def test_a_pass_and_no_bit_beside_the_eager_run(ran: dict[str, Legs], eager: Eng
 
 def test_padding_is_recorded(clean: EnginePath, ran: dict[str, Legs]) -> None:
     legs = ran["padding-comes-and-goes"]
-    assert clean.subject is not None
-    rows = _played(clean.subject, legs.case).rows
+    rows = _played(clean.subjects.latest, legs.case).rows
     steps = [legs.timeline.steps[step] for step in rows.step.tolist()]
     assert rows.graph_rows.tolist() == [step.padded_to or 0 for step in steps]
     assert rows.padded_to.tolist() == [step.padded_to or len(step.rows) for step in steps]
@@ -178,8 +177,9 @@ def test_an_eager_run_of_a_case_with_graphs_is_no_pass(config: EngineConfig, eag
     case = SCENARIOS["padded-step"]
     trace = _played(eager, replace(case, graphs=None))
     path = EnginePath()
-    path.subject = _Recorded(config, trace)  # type: ignore[assignment]
-    path.baseline = _Recorded(replace(eager.config, buffer_len=1), trace)  # type: ignore[assignment]
+    path.subjects.engines = [_Recorded(config, trace)]  # type: ignore[list-item]
+    baseline = replace(eager.config, buffer_len=1, judged=False)
+    path.baselines.engines = [_Recorded(baseline, trace)]  # type: ignore[list-item]
     record = judge_case(path, case).record
     assert (record["verdict"], record["symptom"]) == ("unknown", "not_played")
     assert record["reason"] == "step 1: the engine ran it eagerly, the Case in the graph of 4 rows"
@@ -188,12 +188,11 @@ def test_an_eager_run_of_a_case_with_graphs_is_no_pass(config: EngineConfig, eag
 def _faulty(clean: EnginePath, fault: str, name: str) -> Record:
     """The record of a scenario with a fault planted, beside the clean path's baseline."""
     path = EnginePath(fault)
-    path.baseline = clean.baseline
+    path.baselines = clean.baselines
     try:
         return judge_case(path, SCENARIOS[name]).record
     finally:
-        clean.baseline, path.baseline = path.baseline, None
-        path.close()
+        path.subjects.close()
 
 
 def test_every_fault_of_graphs_is_shown_here() -> None:

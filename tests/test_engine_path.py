@@ -106,13 +106,11 @@ def test_scenarios_pass(passes: dict[str, Record], name: str) -> None:
 def test_a_planted_fault_fails(clean: EnginePath, passes: dict[str, Record], fault: str, name: str) -> None:
     assert passes[name]["verdict"] == "pass", passes[name]["reason"]
     faulty = EnginePath(fault)
-    faulty.baseline = clean.baseline
+    faulty.baselines = clean.baselines
     try:
         record = _judged(faulty, CASES[name])
     finally:
-        # the baseline may have been opened anew for other settings
-        clean.baseline, faulty.baseline = faulty.baseline, None
-        faulty.close()
+        faulty.subjects.close()
     assert record["verdict"] == "fail", record["reason"]
     assert record["symptom"] in ("mismatch", "cursor", "poison", "out_of_bounds")
     assert record["reason"].startswith("step ")
@@ -124,8 +122,8 @@ def test_a_planted_fault_fails(clean: EnginePath, passes: dict[str, Record], fau
 def test_a_killed_subject_is_unknown_and_the_next_case_works(clean: EnginePath) -> None:
     case = CASES["plain-flush"]
     assert judge_case(clean, case).record["verdict"] == "pass"
-    subject = clean.subject
-    assert subject is not None and subject.pid is not None
+    subject = clean.subjects.latest
+    assert subject.pid is not None
     # it stands still until the kill, so that the kill comes in mid-play
     os.kill(subject.pid, signal.SIGSTOP)
     killer = threading.Timer(0.3, os.kill, (subject.pid, signal.SIGKILL))
@@ -167,8 +165,7 @@ def recorded(clean: EnginePath) -> dict[str, tuple[EngineConfig, EngineTrace]]:
     tokens = token_ids(case, VOCAB_SIZE)
     length = case.requests[0].prompt_len
     traces = {}
-    for name, engine in (("subject", clean.subject), ("baseline", clean.baseline)):
-        assert engine is not None
+    for name, engine in (("subject", clean.subjects.latest), ("baseline", clean.baselines.latest)):
         played = engine.play(case, [tokens[0][:length]], [tokens[0][length:]])
         assert isinstance(played, EngineTrace)
         traces[name] = engine.config, played
@@ -193,8 +190,8 @@ def test_rows_that_are_not_the_cases_are_rejected(
     changed = getattr(trace.rows, column).copy()
     changed[-1] += change
     misread = replace(trace, rows=replace(trace.rows, **{column: changed}))
-    path.subject = _Recorded(config, misread)  # type: ignore[assignment]
-    path.baseline = _Recorded(*recorded["baseline"])  # type: ignore[assignment]
+    path.subjects.engines = [_Recorded(config, misread)]  # type: ignore[list-item]
+    path.baselines.engines = [_Recorded(*recorded["baseline"])]  # type: ignore[list-item]
     record = judge_case(path, CASES["one-token-tail"]).record
     if words is None:
         assert record["verdict"] == "pass"

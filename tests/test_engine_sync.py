@@ -45,12 +45,11 @@ def test_the_clean_path_reads_nothing(clean: EnginePath, name: str) -> None:
 @pytest.mark.parametrize("fault", SYNCS)
 def test_a_planted_read_fails_with_its_line(clean: EnginePath, fault: str) -> None:
     path = EnginePath(fault)
-    path.baseline = clean.baseline
+    path.baselines = clean.baselines
     try:
         record = judge_case(path, CASES["one-token-tail"]).record
     finally:
-        clean.baseline, path.baseline = path.baseline, None
-        path.close()
+        path.subjects.close()
     assert (record["verdict"], record["symptom"], record["stage"]) == ("fail", "host_sync", "judge")
     # the prompt's one-token tail is the first row that the layer decodes
     step = 1 if fault == "sync.tolist" else 0
