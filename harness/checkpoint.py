@@ -1,4 +1,4 @@
-"""A tiny seeded Qwen3.5 text checkpoint whose recurrent state matters, kept in the user's cache directory."""
+"""Tiny seeded Qwen3.5 checkpoints whose recurrent state matters, kept in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import os
 import shutil
 import sys
 import tempfile
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from ..cases.geometry import Geometry
+from .architectures import DEFAULT_ARCHITECTURE, Architecture, architecture
+from .checkpoint_moe import draw_experts, with_experts
+from .checkpoint_vision import with_tower, with_vision
+from .draws import Draws
 
 # goes into the name: raise it whenever the bytes of a checkpoint change
 VERSION = 1
@@ -54,21 +55,25 @@ SHAPE = Shape()
 VOCAB_SIZE = SHAPE.vocab_size
 
 
-def tiny_checkpoint(geometry: Geometry, seed: int = 0, cache_dir: Path | None = None) -> Path:
+def tiny_checkpoint(
+    geometry: Geometry, seed: int = 0, cache_dir: Path | None = None, name: str = DEFAULT_ARCHITECTURE
+) -> Path:
     """Path of a directory with config.json and model.safetensors (float32) for ``geometry``, made on first use.
 
+    ``name`` is one of the ARCHITECTURES; tensors that two of them share have the same values in both.
     There is no tokenizer: engines take prompt token ids, each below VOCAB_SIZE. The same arguments give the same
     bytes. Two processes may ask at once: each writes its own temporary directory and one of them is renamed.
     ``cache_dir`` defaults to REPLAY_PARITY_CACHE or the platform's cache directory. Raises OSError if it cannot be
-    written.
+    written, Refusal for another ``name``.
     """
     root = cache_dir if cache_dir is not None else default_cache_dir()
-    config = model_config(geometry, SHAPE)
+    kind = architecture(name)
+    config = _config(kind, geometry, SHAPE)
     key = json.dumps([VERSION, seed, asdict(geometry), asdict(SHAPE), _dumped(config)], sort_keys=True)
     path = root / f"qwen3_5-tiny-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not path.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        _publish(path, config, _weights(geometry, SHAPE, seed))
+        _publish(path, config, _weights(kind, geometry, SHAPE, seed))
     return path
 
 
@@ -92,7 +97,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any], weights: dict[str, to
 
 def gate_laws(geometry: Geometry, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     """A_log and dt_bias [HV] of every GDN layer by parameter name, drawn as Mamba2 and Gated DeltaNet draw them."""
-    draws = _Draws(seed)
+    draws = Draws(seed)
     for layer, kind in enumerate(shape.layer_types):
         if kind == "linear_attention":
             draws.log_decay_rate(f"model.layers.{layer}.linear_attn.A_log", geometry.num_v_heads)
@@ -117,6 +122,16 @@ def _publish(path: Path, config: dict[str, Any], weights: dict[str, torch.Tensor
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _config(kind: Architecture, geometry: Geometry, shape: Shape) -> dict[str, Any]:
+    text = model_config(geometry, shape)
+    if kind.moe:
+        text = with_experts(text)
+    text["model_type"] = kind.text_model_type
+    if kind.multimodal:
+        return with_vision(text, kind.name, kind.model_type)
+    return text | {"architectures": [kind.name]}
 
 
 def model_config(geometry: Geometry, shape: Shape) -> dict[str, Any]:
@@ -148,62 +163,38 @@ def model_config(geometry: Geometry, shape: Shape) -> dict[str, Any]:
     }
 
 
-class _Draws:
-    """Tensors by name: each has its own random stream, so adding one changes no other."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.tensors: dict[str, torch.Tensor] = {}
-
-    def normal(self, name: str, *size: int, std: float) -> None:
-        self._keep(name, self._stream(name).standard_normal(size) * std)
-
-    def linear(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        """A [rows, columns] weight that takes unit-variance inputs to outputs of standard deviation ``gain``."""
-        self.normal(name, rows, columns, std=gain / math.sqrt(columns))
-
-    def constant(self, name: str, size: int, value: float) -> None:
-        self._keep(name, np.full(size, value))
-
-    def log_decay_rate(self, name: str, size: int) -> None:
-        """A_log = log U(1, 16), the law Mamba2 and Gated DeltaNet train from."""
-        self._keep(name, np.log(self._stream(name).uniform(1.0, 16.0, size)))
-
-    def dt_bias(self, name: str, size: int) -> None:
-        """softplus^-1 of a log-uniform time step in [1e-3, 1e-1], the law Mamba2 and Gated DeltaNet train from."""
-        step = np.exp(self._stream(name).uniform(math.log(1e-3), math.log(1e-1), size))
-        self._keep(name, step + np.log(-np.expm1(-step)))
-
-    def _stream(self, name: str) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64([self.seed, zlib.crc32(name.encode())]))
-
-    def _keep(self, name: str, values: NDArray[np.float64]) -> None:
-        self.tensors[name] = torch.from_numpy(values.astype(np.float32))
+def _weights(kind: Architecture, geometry: Geometry, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
+    draws = Draws(seed)
+    _text_model(draws, kind, geometry, shape)
+    if not kind.multimodal:
+        return draws.tensors
+    return with_tower(draws.tensors, Draws(seed), shape.hidden_size)
 
 
-def _weights(geometry: Geometry, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
-    draws = _Draws(seed)
+def _text_model(draws: Draws, kind: Architecture, geometry: Geometry, shape: Shape) -> None:
     hidden = shape.hidden_size
     draws.normal("model.embed_tokens.weight", shape.vocab_size, hidden, std=1.0)
-    for layer, kind in enumerate(shape.layer_types):
+    for layer, layer_type in enumerate(shape.layer_types):
         prefix = f"model.layers.{layer}"
-        if kind == "linear_attention":
+        if layer_type == "linear_attention":
             _linear_attention(draws, f"{prefix}.linear_attn", geometry, hidden)
         else:
             _full_attention(draws, f"{prefix}.self_attn", shape)
-        draws.linear(f"{prefix}.mlp.gate_proj.weight", shape.intermediate_size, hidden)
-        draws.linear(f"{prefix}.mlp.up_proj.weight", shape.intermediate_size, hidden)
-        draws.linear(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size)
+        if kind.moe:
+            draw_experts(draws, f"{prefix}.mlp", hidden)
+        else:
+            draws.linear(f"{prefix}.mlp.gate_proj.weight", shape.intermediate_size, hidden)
+            draws.linear(f"{prefix}.mlp.up_proj.weight", shape.intermediate_size, hidden)
+            draws.linear(f"{prefix}.mlp.down_proj.weight", hidden, shape.intermediate_size)
         # Qwen3.5 multiplies by 1 + weight
         draws.constant(f"{prefix}.input_layernorm.weight", hidden, 0.0)
         draws.constant(f"{prefix}.post_attention_layernorm.weight", hidden, 0.0)
     draws.constant("model.norm.weight", hidden, 0.0)
     # the last norm gives unit-variance inputs, so logits have this standard deviation
     draws.linear("lm_head.weight", shape.vocab_size, hidden, gain=2.0)
-    return draws.tensors
 
 
-def _linear_attention(draws: _Draws, prefix: str, geometry: Geometry, hidden: int) -> None:
+def _linear_attention(draws: Draws, prefix: str, geometry: Geometry, hidden: int) -> None:
     key_dim = geometry.num_k_heads * geometry.head_k_dim
     value_dim = geometry.num_v_heads * geometry.head_v_dim
     channels = 2 * key_dim + value_dim
@@ -221,7 +212,7 @@ def _linear_attention(draws: _Draws, prefix: str, geometry: Geometry, hidden: in
     draws.linear(f"{prefix}.out_proj.weight", hidden, value_dim, gain=2.0)
 
 
-def _full_attention(draws: _Draws, prefix: str, shape: Shape) -> None:
+def _full_attention(draws: Draws, prefix: str, shape: Shape) -> None:
     hidden, query_dim = shape.hidden_size, shape.num_attention_heads * shape.head_dim
     key_dim = shape.num_key_value_heads * shape.head_dim
     # queries and their output gates side by side, head by head

@@ -38,7 +38,7 @@ ADAPTERS = (
         {
             "engine": (
                 Edit(
-                    "kernels.vllm_model:ReplayQwen3_5ForCausalLM.get_model_state_cls",
+                    "kernels.vllm_model:ReplayDecode.get_model_state_cls",
                     "MambaHybridModelState if self.replay is None else ReplayModelState",
                     "MambaHybridModelState",
                 ),

@@ -13,8 +13,13 @@ import torch
 
 # where the settings stand: VllmConfig.additional_config[KEY]
 KEY = "gdn_replay"
-ARCHITECTURE = "Qwen3_5ForCausalLM"
-MODEL_TYPE = "qwen3_5_text"
+# architecture -> model_type of its language model
+MODEL_TYPES = {
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe_text",
+}
 RING_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -86,9 +91,10 @@ def require_supported(vllm_config: Any) -> None:
     """The guard: raise ReplayConfigError unless ReplaySSM decode can serve this configuration.
 
     vLLM itself refuses its ``--use-replayssm`` for GDN and for Model Runner V2; this is the one place where that is
-    relaxed, for ``qwen3_5_text`` on V2 without speculation or model parallelism.
+    relaxed, for Qwen3.5's language models on V2 without speculation or model parallelism.
     """
     _require_model(vllm_config.model_config)
+    _require_text_prompts(vllm_config.model_config)
     _require_parallel(vllm_config.parallel_config)
     if vllm_config.speculative_config is not None:
         raise ReplayConfigError(
@@ -102,12 +108,26 @@ def require_supported(vllm_config: Any) -> None:
 
 
 def _require_model(model_config: Any) -> None:
+    architecture = model_config.architecture
     model_type = getattr(model_config.hf_text_config, "model_type", None)
-    if model_type != MODEL_TYPE or model_config.architecture != ARCHITECTURE:
+    if architecture not in MODEL_TYPES or model_type != MODEL_TYPES[architecture]:
+        served = ", ".join(f"{name} ({kind})" for name, kind in MODEL_TYPES.items())
         raise ReplayConfigError(
             "model",
-            f"{KEY} serves {ARCHITECTURE} ({MODEL_TYPE}) only, this is {model_config.architecture} ({model_type})",
-            f"remove additional_config.{KEY} or serve the text model",
+            f"{KEY} does not serve {architecture} ({model_type})",
+            f"remove additional_config.{KEY} or serve one of {served}",
+        )
+
+
+def _require_text_prompts(model_config: Any) -> None:
+    """Pictures reach the language model as prefill, which is stock code; but no run has shown it one."""
+    multimodal = getattr(model_config, "multimodal_config", None)
+    if multimodal is None:
+        return
+    allowed = [modality for modality in ("image", "video") if multimodal.get_limit_per_prompt(modality) > 0]
+    if allowed:
+        raise ReplayConfigError(
+            "language_model_only", f"{KEY} is untested with {' and '.join(allowed)} prompts", "set it to true"
         )
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from replay_parity.harness import cpu_platform
 from replay_parity.kernels.vllm_config import (
+    MODEL_TYPES,
     ReplayConfigError,
     ReplaySettings,
     parse_settings,
@@ -34,13 +35,16 @@ def config(**changes: Any) -> Any:
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "mamba_cache_mode": "none",
+        "multimodal_config": None,
     } | changes
     text = SimpleNamespace(model_type=value["model_type"], linear_key_head_dim=4, linear_value_head_dim=4)
     return SimpleNamespace(
         additional_config=value["additional_config"],
         speculative_config=value["speculative_config"],
         use_v2_model_runner=value["use_v2_model_runner"],
-        model_config=SimpleNamespace(hf_text_config=text, architecture=value["architecture"]),
+        model_config=SimpleNamespace(
+            hf_text_config=text, architecture=value["architecture"], multimodal_config=value["multimodal_config"]
+        ),
         parallel_config=SimpleNamespace(
             tensor_parallel_size=value["tensor_parallel_size"],
             pipeline_parallel_size=value["pipeline_parallel_size"],
@@ -56,12 +60,34 @@ def config(**changes: Any) -> Any:
     )
 
 
+def prompts(**limits: int) -> Any:
+    """A multimodal configuration with limits per prompt, 0 for what is not named."""
+    return SimpleNamespace(get_limit_per_prompt=lambda modality: limits.get(modality, 0))
+
+
+MULTIMODAL = {"architecture": "Qwen3_5ForConditionalGeneration", "multimodal_config": prompts()}
+
+
 # --- the switch and the guard -------------------------------------------------------------------------------------
 
 
 def test_supported_configuration_gives_settings() -> None:
     assert replay_settings(config()) == ReplaySettings(buffer_len=4, ring_dtype="float32")
     assert replay_settings(config(mamba_cache_mode="align")) is not None
+
+
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+def test_each_architecture_is_served_with_its_own_model_type_only(architecture: str) -> None:
+    right = MODEL_TYPES[architecture]
+    wrong = next(model_type for model_type in MODEL_TYPES.values() if model_type != right)
+    multimodal = prompts() if "Conditional" in architecture else None
+    for model_type in (right, wrong):
+        asked = config(architecture=architecture, model_type=model_type, multimodal_config=multimodal)
+        if model_type == right:
+            require_supported(asked)
+        else:
+            with pytest.raises(ReplayConfigError, match=f"model: gdn_replay does not serve {architecture}"):
+                require_supported(asked)
 
 
 @pytest.mark.parametrize("additional", [{}, {"gdn_prefill_backend": "triton"}, object()])
@@ -77,7 +103,10 @@ def test_without_the_key_nothing_is_asked_and_nothing_refused(additional: object
         ("pipeline_parallel_size", {"pipeline_parallel_size": 2}),
         ("model", {"model_type": "qwen3_next"}),
         ("model", {"model_type": "qwen3_5_moe_text"}),
-        ("model", {"architecture": "Qwen3_5ForConditionalGeneration"}),
+        ("model", {"architecture": "Qwen3NextForCausalLM"}),
+        ("model", {"architecture": "Qwen3_5MTP"}),
+        ("language_model_only", MULTIMODAL | {"multimodal_config": prompts(image=1)}),
+        ("language_model_only", MULTIMODAL | {"multimodal_config": prompts(video=1)}),
         ("mamba_cache_mode", {"mamba_cache_mode": "all"}),
         ("VLLM_USE_V2_MODEL_RUNNER", {"use_v2_model_runner": False}),
     ],
@@ -277,4 +306,22 @@ def test_registering_again_changes_nothing(metadata_module: Any) -> None:
     register()
     register()
     assert op_registry_oot["QwenGatedDeltaNetAttention"] is ReplayGatedDeltaNetAttention
-    assert "Qwen3_5ForCausalLM" in ModelRegistry.get_supported_archs()
+    for architecture in MODEL_TYPES:
+        registered = ModelRegistry.models[architecture].load_model_cls()
+        assert registered.__name__ == f"Replay{architecture}"
+
+
+def test_stock_models_name_no_model_state_of_their_own(metadata_module: Any) -> None:
+    """Ours is a subclass of what vLLM takes for them; a stock class that names its own would need another base."""
+    from replay_parity.kernels.vllm_model_state import ReplayModelState
+    from vllm.model_executor.models import qwen3_5
+    from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+
+    hybrid = SimpleNamespace(
+        model_config=SimpleNamespace(is_hybrid=True),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+    stock = resolve_model_state_cls(hybrid, torch.nn.Module())
+    assert stock is not ReplayModelState and issubclass(ReplayModelState, stock)
+    for architecture in MODEL_TYPES:
+        assert not hasattr(getattr(qwen3_5, architecture), "get_model_state_cls")
