@@ -209,13 +209,27 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     """Say what this machine can run."""
+    if arguments.vllm:
+        return _doctor_vllm()
     from replay_parity.harness.doctor import examine
 
-    del arguments
     findings = examine()
     for finding in findings:
         print(f"{finding.name:12} {'yes' if finding.works else 'no ':4} {finding.detail}")
     return 0 if all(finding.works for finding in findings if finding.name in LEVELS) else EXIT[UNKNOWN]
+
+
+def _doctor_vllm() -> int:
+    """Hold every seam beside the vLLM that is installed; what differs is said on stderr too."""
+    from replay_parity.harness.vllm_doctor import examine_vllm
+
+    found = examine_vllm()
+    print(found.version)
+    for seam in found.seams:
+        print(seam.line)
+    for line in found.complaints:
+        print(f"replay-parity: {line}", file=sys.stderr)
+    return EXIT[UNKNOWN] if found.complaints else EXIT[PASS]
 
 
 def _levels(asked: list[str] | None, fault_name: str | None) -> list[str]:
@@ -316,6 +330,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seed", type=_count(0), default=0, metavar="N", help="seed of every draw (default: 0)")
     bench.set_defaults(command=_bench)
     doctor = commands.add_parser("doctor", help="which levels, devices and vLLM this machine can run, and why not")
+    doctor.add_argument("--vllm", action="store_true", help="check every name of vLLM's that this package relies on")
     doctor.set_defaults(command=_doctor)
     return parser
 

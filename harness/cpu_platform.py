@@ -59,12 +59,17 @@ def prepare() -> None:
     why = why_no_engine()
     if why is not None:
         raise EngineUnavailable(why)
+    set_up()
+    _prepared = True
+
+
+def set_up() -> None:
+    """What prepare() does to the process, whichever vLLM is installed: to look at one that is not known yet."""
     for name, value in (_EVERYWHERE | (_CUDA_ONLY if has_cuda() else _CPU_ONLY)).items():
         os.environ.setdefault(name, value)
     if not has_cuda():
         _add_cpu_backend()
         let_transformers_import()
-    _prepared = True
 
 
 def inspect_in_process(architecture: str) -> None:
