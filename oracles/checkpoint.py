@@ -1,4 +1,7 @@
-"""A Qwen3.5 text checkpoint on disk: its configuration and tensors, refused where the oracle does not implement it."""
+"""A Qwen3.5 checkpoint on disk: the configuration and tensors of its language model.
+
+Refused where the oracle does not implement it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-MODEL_TYPE = "qwen3_5_text"
+from .mlp import mlp_shapes
+from .moe import MoeConfig, apart, moe_shapes
+
+DENSE, MOE = "qwen3_5_text", "qwen3_5_moe_text"
+# model_type of a multimodal model -> that of its language model
+LANGUAGE = {"qwen3_5": DENSE, "qwen3_5_moe": MOE}
+# what the names of the language model's tensors begin with, alone and inside a multimodal model
+PREFIX, LANGUAGE_PREFIX, VISION_PREFIX = "model.", "model.language_model.", "model.visual."
 LINEAR, FULL = "linear_attention", "full_attention"
 # what of a model's config.json would change its mathematics, with the only value implemented
 FIXED = {"hidden_act": "silu", "attention_bias": False, "attn_output_gate": True, "rope_scaling": None}
-FIXED |= {"num_experts": 0, "quantization_config": None}
+FIXED |= {"quantization_config": None}
 
 
 class OracleError(ValueError):
@@ -25,11 +35,14 @@ class OracleError(ValueError):
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The fields of config.json that the mathematics needs, by their names there; rotary_dim in lanes, always even."""
+    """The fields of config.json that the mathematics needs, by their names there; rotary_dim in lanes, always even.
+
+    ``intermediate_size`` is a dense model's, ``moe`` that of a mixture of experts; the other one is None. ``prefix`` is
+    what its tensors' names begin with in the file, ``model.`` everywhere else.
+    """
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -44,6 +57,9 @@ class TextConfig:
     rotary_dim: int
     tie_word_embeddings: bool
     layer_types: tuple[str, ...]
+    intermediate_size: int | None = None
+    moe: MoeConfig | None = None
+    prefix: str = PREFIX
 
     @property
     def key_dim(self) -> int:
@@ -57,17 +73,18 @@ class TextConfig:
 
 
 SIZES = tuple(name for name, kind in TextConfig.__annotations__.items() if kind == "int" and name != "rotary_dim")
+MOE_SIZES = tuple(name for name, kind in MoeConfig.__annotations__.items() if kind == "int")
 
 
 def read_config(directory: Path) -> TextConfig:
     """The configuration in ``directory``/config.json. Raises OracleError for anything the oracle does not implement."""
     try:
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        whole = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OracleError(f"{directory}: config.json cannot be read: {error}") from None
-    if not isinstance(raw, dict) or raw.get("model_type") != MODEL_TYPE:
-        found = raw.get("model_type") if isinstance(raw, dict) else type(raw).__name__
-        raise OracleError(f"config.json: model_type must be {MODEL_TYPE!r}, got {found!r}")
+    if not isinstance(whole, dict):
+        raise OracleError(f"config.json: must be an object, got {type(whole).__name__}")
+    raw = _language_model(whole)
     for field, value in FIXED.items():
         if raw.get(field, value) not in (value, None):
             raise OracleError(f"config.json: {field} = {raw[field]!r} is not implemented, only {value!r}")
@@ -84,12 +101,14 @@ def read_config(directory: Path) -> TextConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         layer_types=_layer_types(raw, sizes["num_hidden_layers"]),
         **_rope(raw, sizes["head_dim"]),
+        **_mlp(raw),
+        prefix=PREFIX if raw is whole else LANGUAGE_PREFIX,
     )
 
 
 def tensor_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the model reads."""
-    D, F, N = config.hidden_size, config.intermediate_size, config.head_dim
+    D, N = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     HV, conv_dim = config.linear_num_value_heads, 2 * config.key_dim + config.value_dim
     mixers: dict[str, dict[str, tuple[int, ...]]] = {
@@ -116,10 +135,13 @@ def tensor_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
     shared: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (D,),
         "post_attention_layernorm.weight": (D,),
-        "mlp.gate_proj.weight": (F, D),
-        "mlp.up_proj.weight": (F, D),
-        "mlp.down_proj.weight": (D, F),
     }
+    if config.moe is not None:
+        mlp = moe_shapes(D, config.moe)
+    else:
+        assert config.intermediate_size is not None
+        mlp = mlp_shapes(D, config.intermediate_size)
+    shared |= {f"mlp.{name}": shape for name, shape in mlp.items()}
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, D),
         "model.norm.weight": (D,),
@@ -135,20 +157,22 @@ def read_tensors(directory: Path, config: TextConfig, dtype: torch.dtype) -> dic
     """All tensors of ``tensor_shapes`` from ``directory``/model*.safetensors, cast to ``dtype``.
 
     Raises OracleError for a missing, doubled or misshapen tensor, and for one that the model would leave unread
-    (multi-token prediction and the head of a tied model aside): an unread tensor is mathematics left out.
+    (multi-token prediction, the vision tower and the head of a tied model aside): an unread tensor is mathematics left
+    out.
     """
     shapes = tensor_shapes(config)
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    if name.startswith("mtp.") or (name == "lm_head.weight" and config.tie_word_embeddings):
+                for given in opened.keys():  # noqa: SIM118
+                    if _left_unread(given, config):
                         continue
-                    if name not in shapes or name in tensors:
-                        trouble = "doubled" if name in tensors else "unknown"
-                        raise OracleError(f"{file.name}: tensor {name} is {trouble}")
-                    tensors[name] = opened.get_tensor(name).to(dtype)
+                    for name, tensor in apart(_plain_name(given, config), opened.get_tensor(given)):
+                        if name not in shapes or name in tensors:
+                            trouble = "doubled" if name in tensors else "unknown"
+                            raise OracleError(f"{file.name}: tensor {given} is {trouble}")
+                        tensors[name] = tensor.to(dtype)
         except (OSError, SafetensorError) as error:
             raise OracleError(f"{file.name} cannot be read: {error}") from None
     if missing := sorted(shapes.keys() - tensors.keys()):
@@ -157,6 +181,57 @@ def read_tensors(directory: Path, config: TextConfig, dtype: torch.dtype) -> dic
         if tuple(tensors[name].shape) != shape:
             raise OracleError(f"tensor {name} must be {list(shape)} by config.json, got {[*tensors[name].shape]}")
     return tensors
+
+
+def _language_model(whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of the language model: ``whole`` itself, or its text_config."""
+    found = whole.get("model_type")
+    if found in (DENSE, MOE):
+        return whole
+    if found not in LANGUAGE:
+        known = ", ".join(map(repr, (DENSE, MOE, *LANGUAGE)))
+        raise OracleError(f"config.json: model_type must be one of {known}, got {found!r}")
+    text = whole.get("text_config")
+    if not isinstance(text, dict):
+        raise OracleError(f"config.json: text_config must be an object, got {text!r}")
+    if text.get("model_type") != LANGUAGE[found]:
+        raise OracleError(
+            f"config.json: text_config.model_type must be {LANGUAGE[found]!r}, got {text.get('model_type')!r}"
+        )
+    tied = [bool(place.get("tie_word_embeddings", False)) for place in (whole, text)]
+    if tied[0] != tied[1]:
+        raise OracleError(
+            f"config.json: tie_word_embeddings = {tied[0]} and text_config.tie_word_embeddings = {tied[1]}: which?"
+        )
+    return text
+
+
+def _mlp(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """intermediate_size of a dense model, or moe."""
+    if raw["model_type"] == DENSE:
+        if raw.get("num_experts"):
+            raise OracleError(f"config.json: num_experts = {raw['num_experts']!r} is not implemented in {DENSE}")
+        return {"intermediate_size": _positive(raw, "intermediate_size", int)}
+    sizes = {name: _positive(raw, name, int) for name in MOE_SIZES}
+    if sizes["num_experts_per_tok"] > sizes["num_experts"]:
+        raise OracleError(
+            f"config.json: num_experts_per_tok = {sizes['num_experts_per_tok']} must be at most num_experts = "
+            f"{sizes['num_experts']}"
+        )
+    return {"moe": MoeConfig(**sizes, norm_topk_prob=bool(raw.get("norm_topk_prob", True)))}
+
+
+def _left_unread(name: str, config: TextConfig) -> bool:
+    if config.prefix == LANGUAGE_PREFIX and name.startswith(VISION_PREFIX):
+        return True
+    return name.startswith("mtp.") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _plain_name(name: str, config: TextConfig) -> str:
+    """A language model's tensor by the name it has in a text model; "", which none has, for one from elsewhere."""
+    if config.prefix == PREFIX or name == "lm_head.weight":
+        return name
+    return PREFIX + name.removeprefix(config.prefix) if name.startswith(config.prefix) else ""
 
 
 def _positive(raw: Mapping[str, Any], field: str, kind: type[int] | type[float]) -> Any:

@@ -1,4 +1,4 @@
-"""A whole Qwen3.5 text model, sequential, from a safetensors checkpoint: what the engine's answers are held against.
+"""A whole Qwen3.5 language model, sequential, from a safetensors checkpoint: the engine's answers are held against it.
 
 Gated DeltaNet layers go token by token through ``recurrence``; what has no state (projections, norms, MLP) and causal
 attention are plain dense formulas over the whole sequence. Weights are cast up once; nothing is rounded afterwards.
@@ -17,6 +17,8 @@ from torch.nn.functional import linear, pad, silu
 
 from .attention import gated_attention
 from .checkpoint import LINEAR, OracleError, TextConfig, read_config, read_tensors
+from .mlp import gated_mlp
+from .moe import mixture_of_experts
 from .norm import gated_rms_norm, rms_norm
 from .recurrence import gdn_outputs
 
@@ -34,8 +36,8 @@ class Qwen3_5Oracle:
     def load(cls, path: str | PathLike[str], dtype: torch.dtype = torch.float32) -> Qwen3_5Oracle:
         """Read a directory with config.json and model*.safetensors; dtype float32 or float64.
 
-        Raises OracleError (one line) for what the oracle does not implement: other model types, mixture of experts,
-        RoPE scaling, missing or unknown tensors.
+        Text models and the language part of multimodal ones, dense or with a mixture of experts. Raises OracleError
+        (one line) for what the oracle does not implement: other model types, RoPE scaling, missing or unknown tensors.
         """
         if dtype not in (torch.float32, torch.float64):
             raise OracleError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
@@ -69,8 +71,10 @@ class Qwen3_5Oracle:
         else:
             x = x + gated_attention(normed, self._below(f"model.layers.{index}.self_attn."), self.config)
         normed = rms_norm(x, weights["post_attention_layernorm.weight"], eps)
-        gate, up = linear(normed, weights["mlp.gate_proj.weight"]), linear(normed, weights["mlp.up_proj.weight"])
-        return x + linear(silu(gate) * up, weights["mlp.down_proj.weight"])
+        mlp = self._below(f"model.layers.{index}.mlp.")
+        if self.config.moe is None:
+            return x + gated_mlp(normed, mlp)
+        return x + mixture_of_experts(normed, mlp, self.config.moe)
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         """Tensors whose names start with ``prefix``, by the rest of their names."""

@@ -274,8 +274,10 @@ def test_other_forms_of_the_same_config(copied: Path, oracle: Qwen3_5Oracle, for
 
 
 REFUSED: dict[str, dict[str, object]] = {
-    "model_type must be 'qwen3_5_text', got 'qwen3_5_moe_text'": {"model_type": "qwen3_5_moe_text"},
-    "model_type must be 'qwen3_5_text', got None": {"model_type": ...},
+    "'qwen3_5_moe', got 'qwen3_next'": {"model_type": "qwen3_next"},
+    "model_type must be one of 'qwen3_5_text', 'qwen3_5_moe_text', 'qwen3_5', 'qwen3_5_moe', got None": {
+        "model_type": ...
+    },
     "num_experts = 8 is not implemented": {"num_experts": 8},
     "rope_type = 'yarn' is not implemented": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
     "rope_scaling = {'type': 'linear'} is not implemented": {"rope_scaling": {"type": "linear"}},
