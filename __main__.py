@@ -16,6 +16,7 @@ from replay_parity.cases.engine_scenarios import engine_scenarios
 from replay_parity.cases.refusal import Refusal
 from replay_parity.cases.scenarios import scenarios
 from replay_parity.cases.timeline import play
+from replay_parity.harness.architectures import ARCHITECTURES, DEFAULT_ARCHITECTURE, known_architecture
 from replay_parity.harness.faults import FaultError, fault
 from replay_parity.harness.levels import LEVELS, PROFILES, TARGETS
 from replay_parity.harness.outcome import FAIL, PASS, UNKNOWN, worst
@@ -59,6 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # worker processes inherit it
         os.environ["REPLAY_PARITY_DATABASE"] = str(_database(arguments.database))
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
+    _check_architecture(arguments.architecture, levels)
     from replay_parity.harness.campaign import run_campaign
     from replay_parity.harness.plan import plan, size
     from replay_parity.harness.progress import Progress, say_verdict
@@ -66,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from replay_parity.harness.summary import summarise
 
     engine_args = _engine_args(arguments.engine_arg)
-    jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed)
+    jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed, arguments.architecture)
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
         "levels": levels,
@@ -76,6 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "fault": arguments.fault,
         "target": arguments.target,
         "engine_arg": arguments.engine_arg,
+        "architecture": arguments.architecture,
         "command": _command_line(arguments),
         "not_planned": [vars(entry) for entry in left_out],
         "interrupted": True,
@@ -93,6 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 executor=arguments.executor,
                 progress=progress.add,
                 engine_args=engine_args,
+                architecture=arguments.architecture,
             )
             settings["interrupted"] = False
         except KeyboardInterrupt:
@@ -111,13 +115,15 @@ def _replay(arguments: argparse.Namespace) -> int:
     case = load_case(arguments.case)
     play(case)
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
+    _check_architecture(arguments.architecture, levels)
+    engine_args = _engine_args(arguments.engine_arg)
     from replay_parity.harness.judge_case import judge_case
     from replay_parity.harness.paths import LevelUnavailable, close_path, open_path
 
     outcomes = []
     for level in levels:
         try:
-            path = open_path(level, arguments.fault, arguments.target, _engine_args(arguments.engine_arg))
+            path = open_path(level, arguments.fault, arguments.target, engine_args, arguments.architecture)
         except LevelUnavailable as error:
             print(f"{level:9} unknown  {error}")
             outcomes.append(UNKNOWN)
@@ -254,6 +260,13 @@ def _with_target(asked: list[str] | None, target: str | None) -> list[str] | Non
     return asked or having
 
 
+def _check_architecture(name: str, levels: Sequence[str]) -> None:
+    """Raises Refusal for an unknown architecture, and for another than the first where no level loads a model."""
+    known_architecture(name)
+    if name != DEFAULT_ARCHITECTURE and "engine" not in levels:
+        raise Refusal(f"--architecture {name}: only level engine loads a model; add --level engine")
+
+
 def _engine_args(pairs: Sequence[str]) -> tuple[tuple[str, object], ...]:
     """KEY=VALUE of --engine-arg, values as JSON where they are that, else as text."""
     read = []
@@ -279,7 +292,7 @@ def _resumed_settings(arguments: argparse.Namespace) -> None:
     arguments.level, arguments.fault = settings["levels"], settings["fault"]
     arguments.profile, arguments.seed = settings["profile"], settings["seed"]
     arguments.examples, arguments.target = settings["examples"], settings["target"]
-    arguments.engine_arg = settings.get("engine_arg", [])
+    arguments.engine_arg, arguments.architecture = settings["engine_arg"], settings["architecture"]
 
 
 def _command_line(arguments: argparse.Namespace) -> str:
@@ -292,6 +305,8 @@ def _command_line(arguments: argparse.Namespace) -> str:
     words += ["--fault", arguments.fault] if arguments.fault else []
     for pair in arguments.engine_arg:
         words += ["--engine-arg", pair]
+    if arguments.architecture != DEFAULT_ARCHITECTURE:
+        words += ["--architecture", arguments.architecture]
     return shlex.join(words)
 
 
@@ -313,6 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_level(replay)
     _add_target(replay)
     _add_engine_arg(replay)
+    _add_architecture(replay)
     replay.add_argument("--fault", metavar="NAME", help="plant this fault first")
     replay.set_defaults(command=_replay)
     _add_faults(commands.add_parser("faults", help="plant each fault, report which are caught and how soon"))
@@ -344,6 +360,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--executor", choices=["local", "ray"], default="local", help="where workers run")
     _add_target(run)
     _add_engine_arg(run)
+    _add_architecture(run)
     run.add_argument("--fault", metavar="NAME", help="plant this fault first: the run must fail")
     run.add_argument(
         "--database",
@@ -365,6 +382,16 @@ def _add_engine_arg(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="one of vLLM's EngineArgs for the engine level, the value as JSON or text; may be given again",
+    )
+
+
+def _add_architecture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--architecture",
+        default=DEFAULT_ARCHITECTURE,
+        metavar="NAME",
+        help=f"the model that level engine loads, the other levels load none: {', '.join(ARCHITECTURES)} (default: the "
+        "first)",
     )
 
 

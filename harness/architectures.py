@@ -38,8 +38,8 @@ ARCHITECTURES = {
 }
 
 
-def architecture(name: str) -> Architecture:
+def known_architecture(name: str) -> Architecture:
     """The entry of a name. Raises Refusal, in one line that names the choices."""
     if name not in ARCHITECTURES:
-        raise Refusal(f"architecture: {name!r} is not served; use one of {', '.join(ARCHITECTURES)}")
+        raise Refusal(f"--architecture {name}: is not served; use one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]

@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 
 from ..cases.refusal import Refusal
+from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Path
 from .explore import Chunk, explore
 from .judge_case import Judged, judge_case
@@ -17,8 +18,8 @@ from .record import Record
 from .run_dir import RunDir
 
 Job = Planned | Chunk
-# fault, target and more of vLLM's EngineArgs
-Subject = tuple[str | None, str | None, EngineArgs]
+# fault, target, more of vLLM's EngineArgs and the engine level's architecture
+Subject = tuple[str | None, str | None, EngineArgs, str]
 
 # below this many jobs a worker's start costs more than it saves
 WORTH_WORKERS = 8
@@ -38,6 +39,7 @@ def run_campaign(
     executor: str,
     progress: Callable[[Judged], None],
     engine_args: EngineArgs = (),
+    architecture: str = DEFAULT_ARCHITECTURE,
 ) -> list[str]:
     """Run what ``run_dir`` does not hold yet; returns a line for each level that could not run at all."""
     records = run_dir.records()
@@ -45,7 +47,7 @@ def run_campaign(
     for level, group in groupby(jobs, key=lambda job: job.level):
         left = [job for job in group if not is_done(job, records)]
         try:
-            for judged in _results(level, left, (fault, target, engine_args), workers, executor):
+            for judged in _results(level, left, (fault, target, engine_args, architecture), workers, executor):
                 run_dir.add(judged.record, judged.seconds, judged.case)
                 progress(judged)
         except LevelUnavailable as error:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..cases.geometry import Geometry
-from .architectures import DEFAULT_ARCHITECTURE, Architecture, architecture
+from .architectures import DEFAULT_ARCHITECTURE, Architecture, known_architecture
 from .checkpoint_moe import draw_experts, with_experts
 from .checkpoint_vision import with_tower, with_vision
 from .draws import Draws
@@ -56,18 +56,18 @@ VOCAB_SIZE = SHAPE.vocab_size
 
 
 def tiny_checkpoint(
-    geometry: Geometry, seed: int = 0, cache_dir: Path | None = None, name: str = DEFAULT_ARCHITECTURE
+    geometry: Geometry, seed: int = 0, cache_dir: Path | None = None, architecture: str = DEFAULT_ARCHITECTURE
 ) -> Path:
     """Path of a directory with config.json and model.safetensors (float32) for ``geometry``, made on first use.
 
-    ``name`` is one of the ARCHITECTURES; tensors that two of them share have the same values in both.
+    ``architecture`` is one of ARCHITECTURES; tensors that two of them share have the same values in both.
     There is no tokenizer: engines take prompt token ids, each below VOCAB_SIZE. The same arguments give the same
     bytes. Two processes may ask at once: each writes its own temporary directory and one of them is renamed.
     ``cache_dir`` defaults to REPLAY_PARITY_CACHE or the platform's cache directory. Raises OSError if it cannot be
-    written, Refusal for another ``name``.
+    written, Refusal for another ``architecture``.
     """
     root = cache_dir if cache_dir is not None else default_cache_dir()
-    kind = architecture(name)
+    kind = known_architecture(architecture)
     config = _config(kind, geometry, SHAPE)
     key = json.dumps([VERSION, seed, asdict(geometry), asdict(SHAPE), _dumped(config)], sort_keys=True)
     path = root / f"qwen3_5-tiny-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

@@ -14,6 +14,7 @@ from ..cases.case import Case
 from ..cases.inputs import token_ids
 from ..cases.timeline import Timeline, play
 from ..oracles.qwen3_5 import Qwen3_5Oracle
+from .architectures import DEFAULT_ARCHITECTURE, known_architecture
 from .checkpoint import VOCAB_SIZE, tiny_checkpoint
 from .contract import Legs
 from .cpu_platform import has_cuda
@@ -32,15 +33,21 @@ class EnginePath:
 
     target: "plugin", or "vllm-native" for a vLLM with GDN ReplaySSM of its own, which is driven by the same Cases and
     judged by its log-probabilities: cursors and memory are the plugin's to show. ``engine_args``: more EngineArgs by
-    name, for both engines.
+    name, for both engines. ``architecture``: one of ARCHITECTURES; a multimodal one is asked for text alone.
     """
 
     level = "engine"
 
     def __init__(
-        self, fault: str | None = None, target: str = "plugin", engine_args: tuple[tuple[str, Any], ...] = ()
+        self,
+        fault: str | None = None,
+        target: str = "plugin",
+        engine_args: tuple[tuple[str, Any], ...] = (),
+        architecture: str = DEFAULT_ARCHITECTURE,
     ) -> None:
-        self.fault, self.target, self.engine_args = fault, target, engine_args
+        self.fault, self.target, self.architecture = fault, target, architecture
+        text_only = (("language_model_only", True),) if known_architecture(architecture).multimodal else ()
+        self.engine_args = (*text_only, *engine_args)
         # on a GPU an engine takes its share of the memory as a whole
         most = 1 if has_cuda() else MOST_ENGINES
         self.subjects, self.baselines = EnginePool(fault, most), EnginePool(most=most)
@@ -49,7 +56,7 @@ class EnginePath:
     def run(self, case: Case) -> Legs:
         """Truth from the oracle in float64; both engines play at the same time."""
         timeline = play(case)
-        checkpoint = _checkpoint(case)
+        checkpoint = self._checkpoint(case)
         oracle = self._oracle(checkpoint)
         tokens = token_ids(case, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
@@ -82,7 +89,7 @@ class EnginePath:
 
     def why_refused(self, case: Case) -> str | None:
         """Open the subject's engine for a Case; None where it opens, else vLLM's own words."""
-        refused = self._subject(case, _checkpoint(case)).start()
+        refused = self._subject(case, self._checkpoint(case)).start()
         return None if refused is None else refused.message
 
     def close(self) -> None:
@@ -94,6 +101,11 @@ class EnginePath:
     def native(self) -> bool:
         """The subject is vLLM's own."""
         return self.target == "vllm-native"
+
+    def _checkpoint(self, case: Case) -> Path:
+        if case.inputs.regime == "trained":
+            return trained_checkpoint()
+        return tiny_checkpoint(case.geometry, architecture=self.architecture)
 
     def _oracle(self, checkpoint: Path) -> Qwen3_5Oracle:
         if checkpoint not in self.oracles:
@@ -121,10 +133,6 @@ class EnginePath:
             extra=self.engine_args,
             native=self.native,
         )
-
-
-def _checkpoint(case: Case) -> Path:
-    return trained_checkpoint() if case.inputs.regime == "trained" else tiny_checkpoint(case.geometry)
 
 
 def _unseen(case: Case, timeline: Timeline, trace: Trace) -> Trace:

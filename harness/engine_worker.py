@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..cases.case import Case, Step
 from ..cases.inputs import poisons
 from . import cpu_platform
+from .architectures import ARCHITECTURES
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
 from .engine_interpreter import HelperKernels
 from .engine_memory import EngineLayer, EngineMemory
@@ -26,8 +27,6 @@ from .graphs import EngineGraphs, allow_graphs, graph_args
 from .trace import Event
 
 Tokens = list[int]
-
-ARCHITECTURE = "Qwen3_5ForCausalLM"
 
 # tokens; vLLM raises it where a page of GDN state needs more. Small blocks keep a case's memory, and its poison, small
 SMALL_BLOCK = 32
@@ -272,7 +271,8 @@ def serve_first(connection: Connection) -> None:
 def import_engine() -> None:
     """Prepare this process and import vLLM with all that an engine's start would import; makes no thread."""
     cpu_platform.prepare()
-    cpu_platform.inspect_in_process(ARCHITECTURE)
+    for name in ARCHITECTURES:
+        cpu_platform.inspect_in_process(name)
     import vllm.v1.engine.llm_engine  # noqa: F401
 
     directed_scheduler_class()

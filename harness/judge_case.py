@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from ..cases.case import Case
+from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Legs, Path
 from .outcome import UNKNOWN
 from .playable import cannot_play
@@ -26,7 +27,9 @@ def judge_case(path: Path, case: Case) -> Judged:
     """Run and judge. An error of the harness itself is unknown, with its stage; it never ends a campaign."""
     started = time.perf_counter()
     legs: Legs | None = None
-    refused = cannot_play(path.level, case)
+    # of a level that loads no model there is none
+    architecture = getattr(path, "architecture", DEFAULT_ARCHITECTURE)
+    refused = cannot_play(path.level, case, architecture)
     if refused is not None:
         verdict = Verdict(UNKNOWN, "not_entered", "plan", refused)
     else:
@@ -35,5 +38,5 @@ def judge_case(path: Path, case: Case) -> Judged:
             verdict = judge(legs)
         except Exception as error:
             verdict = Verdict(UNKNOWN, "exception", "harness", f"{type(error).__name__}: {error}")
-    record = make_record(case, path.level, path.target, path.fault, verdict, legs)
+    record = make_record(case, path.level, path.target, path.fault, verdict, legs, architecture)
     return Judged(case, record, time.perf_counter() - started)

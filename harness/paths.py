@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..cases.engine_scenarios import engine_scenarios
+from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Path
 from .cpu_platform import why_no_engine
 from .decode_op import why_not
@@ -21,11 +22,18 @@ class LevelUnavailable(RuntimeError):
     """A level that this machine cannot run; the message says what is missing and how to install it."""
 
 
-def open_path(level: str, fault: str | None, target: str | None = None, engine_args: EngineArgs = ()) -> Path:
+def open_path(
+    level: str,
+    fault: str | None,
+    target: str | None = None,
+    engine_args: EngineArgs = (),
+    architecture: str = DEFAULT_ARCHITECTURE,
+) -> Path:
     """The Path of a level and a target, its first one if None.
 
-    ``engine_args``: more of vLLM's EngineArgs by name, for the engine level. A fault that the first target does not run
-    brings its own. Raises LevelUnavailable where the machine lacks what it needs.
+    For the engine level alone: ``engine_args``, more of vLLM's EngineArgs by name, and ``architecture``, the model it
+    loads. A fault that the first target does not run brings its own. Raises LevelUnavailable where the machine lacks
+    what it needs.
     """
     if target is None and fault is not None:
         target = planted_fault(fault).targets.get(level)
@@ -44,17 +52,17 @@ def open_path(level: str, fault: str | None, target: str | None = None, engine_a
         from .builder_path import BuilderPath
 
         return BuilderPath(fault)
-    return _open_engine(fault, target or "plugin", engine_args)
+    return _open_engine(fault, target or "plugin", engine_args, architecture)
 
 
-def _open_engine(fault: str | None, target: str, engine_args: EngineArgs) -> Path:
+def _open_engine(fault: str | None, target: str, engine_args: EngineArgs, architecture: str) -> Path:
     from .engine_path import EnginePath
 
     if target == "plugin":
-        return EnginePath(fault, engine_args=engine_args)
+        return EnginePath(fault, engine_args=engine_args, architecture=architecture)
     if fault is not None:
         raise FaultError(f"fault: {fault} is planted in the plugin; vllm-native has none of it, use target plugin")
-    path = EnginePath(target=target, engine_args=engine_args)
+    path = EnginePath(target=target, engine_args=engine_args, architecture=architecture)
     refused = path.why_refused(engine_scenarios()["plain-flush"].case)
     if refused is not None:
         path.close()

@@ -9,6 +9,7 @@ from ..cases.case import Case
 from ..cases.corpus import corpus, for_engine
 from ..cases.engine_scenarios import engine_scenarios
 from ..cases.scenarios import scenarios
+from .architectures import DEFAULT_ARCHITECTURE
 from .explore import Chunk, chunks
 from .levels import EXAMPLES
 from .playable import cannot_play
@@ -54,17 +55,21 @@ def kept_cases(level: str) -> list[Planned]:
 
 
 def plan(
-    levels: Sequence[str], profile: str, examples: int | None, seed: int
+    levels: Sequence[str],
+    profile: str,
+    examples: int | None,
+    seed: int,
+    architecture: str = DEFAULT_ARCHITECTURE,
 ) -> tuple[list[Planned | Chunk], list[LeftOut]]:
     """Jobs of all levels, one level after the other, named cases first; and the cases that a level cannot play.
 
-    ``examples`` generated cases a level, or the profile's own number.
+    ``examples`` generated cases a level, or the profile's own number. ``architecture`` is what the engine level loads.
     """
     jobs: list[Planned | Chunk] = []
     left_out = []
     for level in levels:
         for planned in (*kept_cases(level), *named_cases(level)):
-            reason = cannot_play(level, planned.case)
+            reason = cannot_play(level, planned.case, architecture)
             if reason is None:
                 jobs.append(planned)
             else:

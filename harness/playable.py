@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..cases.case import Case
 from ..cases.geometry import ENGINE
+from .architectures import DEFAULT_ARCHITECTURE
 from .engine_trace import EngineConfig
 
 # tokens: vLLM makes a block hold a page of GDN state, at the shapes of geometry.ENGINE and L up to 32
@@ -12,14 +13,16 @@ ENGINE_BLOCK = 32
 ENGINE_ROWS = EngineConfig.max_num_seqs
 
 
-def cannot_play(level: str, case: Case) -> str | None:
-    """None where the level can play the Case, else one line that names the field."""
+def cannot_play(level: str, case: Case, architecture: str = DEFAULT_ARCHITECTURE) -> str | None:
+    """None where the level can play the Case, else one line that names the field; ``architecture`` of the engine's."""
     if level != "engine":
         return _cannot_play_in_layer(case)
     if case.graphs is not None and max(case.graphs.capture_sizes) > ENGINE_ROWS:
         return f"graphs.capture_sizes: the engine level runs at most {ENGINE_ROWS} rows; leave larger sizes out"
     if case.cache.mode == "align" and case.cache.block_size != ENGINE_BLOCK:
         return f"cache.block_size: a block of the engine level's checkpoint holds {ENGINE_BLOCK} tokens; use that"
+    if case.inputs.regime == "trained" and architecture != DEFAULT_ARCHITECTURE:
+        return f"inputs.regime: there is a trained checkpoint of {DEFAULT_ARCHITECTURE} alone; use model_like"
     if case.inputs.regime == "trained" and case.geometry != ENGINE:
         return f"geometry: the trained checkpoint has {ENGINE}; use that"
     for name in ("activation_dtype", "ring_dtype", "state_dtype"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..cases.case import Case
 from ..cases.refusal import Refusal
+from .architectures import DEFAULT_ARCHITECTURE
 from .outcome import FAIL
 from .record import Record, dumps, failure_name
 
@@ -18,6 +19,8 @@ RUN_FILES = ("records.jsonl", "timings.jsonl", "summary.json", "report.html")
 GENERATED = "generated-"
 # what a resumed run takes over from the interrupted one
 SETTINGS = ("levels", "profile", "seed", "examples", "target", "fault")
+# the same of settings that earlier versions did not have
+LATER_SETTINGS: dict[str, Any] = {"engine_arg": [], "architecture": DEFAULT_ARCHITECTURE}
 
 
 class RunDirError(Refusal):
@@ -86,7 +89,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings of an interrupted run. Raises RunDirError where its summary.json is missing or lacks one."""
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return {name: summary[name] for name in SETTINGS}
+        return LATER_SETTINGS | {name: summary[name] for name in (*SETTINGS, *LATER_SETTINGS.keys() & summary.keys())}
     except OSError as error:
         raise RunDirError(f"--resume {path}: summary.json cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:

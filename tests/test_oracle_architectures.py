@@ -62,7 +62,7 @@ def modeling() -> Any:
 def reference(modeling: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """One architecture's checkpoint with norms that matter, and what transformers makes of it."""
     path = tmp_path_factory.mktemp("checkpoint") / request.param
-    shutil.copytree(tiny_checkpoint(ENGINE, name=request.param), path)
+    shutil.copytree(tiny_checkpoint(ENGINE, architecture=request.param), path)
     rng = torch.Generator().manual_seed(20)
     weights = load_file(path / "model.safetensors")
     for name in sorted(weights):
@@ -108,8 +108,8 @@ def test_language_part_is_the_text_model(reference: Reference) -> None:
     name = reference.path.name
     if name not in MULTIMODAL:
         pytest.skip("a text model")
-    text = Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, name=name.replace("ConditionalGeneration", "CausalLM")))
-    whole = Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, name=name))
+    text = Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, architecture=name.replace("ConditionalGeneration", "CausalLM")))
+    whole = Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, architecture=name))
     assert whole.config == replace(text.config, prefix="model.language_model.")
     assert_same_tensors(whole, text)
 
@@ -206,7 +206,7 @@ def test_comparison_rejects_changed_code(
 @pytest.fixture
 def copied(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A private copy of the checkpoint that the test's parameter names."""
-    return Path(shutil.copytree(tiny_checkpoint(ENGINE, name=request.param), tmp_path / "copy"))
+    return Path(shutil.copytree(tiny_checkpoint(ENGINE, architecture=request.param), tmp_path / "copy"))
 
 
 def edit_config(path: Path, part: str | None, changes: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ def test_experts_in_one_tensor_are_the_same_model(copied: Path) -> None:
         fused[f"{below}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in parts])
         fused[f"{below}.down_proj"] = torch.stack([down for _, _, down in parts])
     save_file(fused, file)
-    whole, apart = Qwen3_5Oracle.load(copied), Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, name=MOE_TEXT))
+    whole, apart = Qwen3_5Oracle.load(copied), Qwen3_5Oracle.load(tiny_checkpoint(ENGINE, architecture=MOE_TEXT))
     assert whole.config == apart.config
     assert_same_tensors(whole, apart)
     one = "model.layers.0.mlp.experts.0.down_proj.weight"
