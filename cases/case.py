@@ -33,10 +33,15 @@ class Replay:
 
 @dataclass(frozen=True)
 class Cache:
-    """Prefix caching: ``mode`` "none" or "align"; ``block_size`` in tokens (only "align" uses it)."""
+    """Prefix caching: ``mode`` "none" or "align"; ``block_size`` in tokens (without "align": of an attention block).
+
+    ``num_blocks``: KV cache blocks, the NULL block among them, where they are so few that requests have to give way to
+    others: every preemption is then one that vLLM comes to by itself. None: more than enough. Not with "align".
+    """
 
     mode: str = "none"
     block_size: int = 0
+    num_blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Case:
             **({"guards": self.guards} if self.guards else {}),
             "geometry": {name: getattr(geometry, name) for name in _GEOMETRY},
             "replay": {name: getattr(replay, name) for name in _REPLAY},
-            "cache": {"mode": self.cache.mode, "block_size": self.cache.block_size},
+            "cache": _cache_json(self.cache),
             "graphs": None if self.graphs is None else {"capture_sizes": list(self.graphs.capture_sizes)},
             "inputs": {"regime": self.inputs.regime, "seed": self.inputs.seed},
             "requests": [_request_json(request) for request in self.requests],
@@ -152,6 +157,11 @@ def load_case(path: str | Path) -> Case:
         return Case.from_json(data)
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
+
+
+def _cache_json(cache: Cache) -> dict[str, Any]:
+    data: dict[str, Any] = {"mode": cache.mode, "block_size": cache.block_size}
+    return data if cache.num_blocks is None else data | {"num_blocks": cache.num_blocks}
 
 
 def _request_json(request: Request) -> dict[str, Any]:
@@ -247,9 +257,13 @@ def _replay(field: _Field) -> Replay:
 
 
 def _cache(field: _Field) -> Cache:
-    members = field.members(("mode", "block_size"))
+    members = field.members(("mode", "block_size"), ("num_blocks",))
     mode = members["mode"].choice(CACHE_MODES)
-    return Cache(mode, members["block_size"].integer(1 if mode == "align" else 0))
+    few = members.get("num_blocks")
+    if few is not None and mode == "align":
+        raise few.refuse('goes with mode "none" only; leave it out or set mode to "none"')
+    block_size = members["block_size"].integer(0 if mode == "none" and few is None else 1)
+    return Cache(mode, block_size, None if few is None else few.integer(2))
 
 
 def _graphs(field: _Field) -> Graphs | None:

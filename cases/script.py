@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from .blocks import Blocks
 from .case import Case, Step
+from .split import Split, next_split, split_in_last_block
 from .timeline import prefix_root
 
 EVENTS = ("none", "readmit", "preempt", "finish", "abort", "skip")
+# what no scheduler does by itself: with few blocks it alone says who gives way
+FORCED = ("readmit", "preempt", "skip")
 JOINS = ("none", "new", "resume", "both", "all")
 CUTS = ("whole", "one_token_tail", "halves", "one_token_head", "one_token_middle", "two_token_tail", "ring")
 
@@ -32,15 +36,17 @@ class Turn:
     steps: int = 1
 
 
-def write_steps(template: Case, turns: Sequence[Turn], max_steps: int) -> Case:
+def write_steps(template: Case, turns: Sequence[Turn], max_steps: int, split: Split = split_in_last_block) -> Case:
     """The Case whose steps play ``turns`` with the requests of ``template``, whose own steps and outputs are ignored.
 
     At most ``max_steps`` steps and the few that are needed to end: a request that is decoding finishes with its last
     row, one in the middle of a prefill with the prefill, one that waits is resumed for a last token. There is always a
     row that runs as decode.
-    Requests that no turn admitted are left out. What a turn asks for and cannot have is left out too.
+    Requests that no turn admitted are left out. What a turn asks for and cannot have is left out too. ``split``: where
+    prefill chunks may end in "align" mode. With few KV cache blocks nobody is preempted or skipped but who has to give
+    way to others.
     """
-    writer = _Writer(template)
+    writer = _Writer(template, split)
     for turn in turns:
         if not writer.turn(turn, max_steps):
             break
@@ -68,23 +74,43 @@ class _Request:
         return self.known - self.computed
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A row to be: ``num_tokens`` of a request over ``num_computed``. ``waited``: its status before admission."""
+
+    request: _Request
+    num_tokens: int
+    num_computed: int
+    waited: str | None
+
+    @property
+    def tokens(self) -> int:
+        return self.num_computed + self.num_tokens
+
+    @property
+    def in_batch(self) -> tuple[bool, int, bool]:
+        """One-token rows over a state first, running requests before admitted ones; then first chunks by their size."""
+        return self.num_tokens > 1 or self.num_computed == 0, self.num_tokens, self.waited is not None
+
+
 @dataclass
 class _Draft:
-    """One step in the making; ``rows`` are (request, num_tokens, num_computed, admitted in this step)."""
+    """One step in the making."""
 
     preempt: list[int] = field(default_factory=list)
     abort: list[int] = field(default_factory=list)
-    rows: list[tuple[_Request, int, int, bool]] = field(default_factory=list)
 
 
 class _Writer:
-    def __init__(self, template: Case) -> None:
-        self.case = template
+    def __init__(self, template: Case, split: Split) -> None:
+        self.case, self.split = template, split
         self.requests = [_Request(i, request.prompt_len) for i, request in enumerate(template.requests)]
         self.steps: list[Step] = []
         # "align": boundaries whose exact state is kept, by the identity of their prefix
         self.cached: set[tuple[int, int]] = set()
         self.block = template.cache.block_size if template.cache.mode == "align" else None
+        few = template.cache.num_blocks
+        self.blocks = None if few is None else Blocks(few, template.cache.block_size)
         self.runs_decode = False
 
     def turn(self, turn: Turn, max_steps: int) -> bool:
@@ -97,7 +123,7 @@ class _Writer:
 
     def end(self) -> Case:
         """Bring every request to its end and put the Case together."""
-        while unfinished := [r for r in self._having("running", "preempted") if not r.decoding]:
+        while unfinished := self._unfinished():
             self._play(_Draft(), unfinished, Turn())
         if not self.runs_decode:
             # a Case without decode tests nothing: someone who had a row in the last step goes one token on
@@ -112,6 +138,17 @@ class _Writer:
         )
         return replace(self.case, requests=requests, steps=tuple(self.steps))
 
+    def _unfinished(self) -> list[_Request]:
+        """Who has tokens to compute; whoever is decoding has had its last row.
+
+        New ones are left out, but not from among those that were admitted: their numbers would no longer hold.
+        """
+        for request in self._having("running"):
+            if request.decoding:
+                self._leave(request, "finished")
+        latest = max((request.number for request in self.requests if request.status != "new"), default=0)
+        return self._having("running", "preempted") + [r for r in self._having("new") if r.number < latest]
+
     def _having(self, *statuses: str) -> list[_Request]:
         return [request for request in self.requests if request.status in statuses]
 
@@ -120,7 +157,7 @@ class _Writer:
         going = self._having("running")
         victim = self._victim(turn)
         if victim is not None and turn.event == "abort":
-            victim.status = "aborted"
+            self._leave(victim, "aborted")
             draft.abort.append(victim.number)
         elif victim is not None and turn.event in ("preempt", "readmit"):
             victim.status, victim.decoding = "preempted", False
@@ -130,7 +167,12 @@ class _Writer:
         going = [request for request in going if request.status == "running"] + self._joining(turn, victim)
         self._play(draft, going or self._forced(victim), turn)
         if victim is not None and turn.event == "finish" and victim.decoding:
-            victim.status = "finished"
+            self._leave(victim, "finished")
+
+    def _leave(self, request: _Request, status: str) -> None:
+        request.status = status
+        if self.blocks is not None:
+            self.blocks.release(request.number)
 
     def _victim(self, turn: Turn) -> _Request | None:
         """Whom the event befalls; None where it would leave a step without rows, or hits nobody."""
@@ -140,7 +182,7 @@ class _Writer:
             # odd ones pick among those that wait
             waiting, who = self._having("preempted"), turn.who // 2
             able = [*waiting, *able] if turn.who % 2 else [*able, *waiting]
-        if turn.event == "none" or not able:
+        if turn.event == "none" or not able or (self.blocks is not None and turn.event in FORCED):
             return None
         victim = able[who % len(able)]
         others = [request for request in self._having("new", "running", "preempted") if request is not victim]
@@ -159,30 +201,73 @@ class _Writer:
 
     def _play(self, draft: _Draft, going: Sequence[_Request], turn: Turn) -> None:
         """Give everybody in ``going`` a row: those that run as decode first, then by size, as Model Runner V2 does."""
-        for request in going:
-            admitted = request.status != "running"
-            if admitted:
-                request.status, request.computed = "running", self._hit(request)
-                request.chunks = self._chunks(request.left, turn.cut)
-            draft.rows.append((request, self._next_chunk(request), request.computed, admitted))
-        rows = sorted(_permuted(draft.rows, turn.order), key=_batch_order)
-        self.runs_decode |= not _batch_order(rows[0])[0]
-        for request, num_tokens, _, _ in rows:
-            request.computed += num_tokens
+        asked = [self._row(request, turn.cut) for request in going]
+        asked = sorted(_permuted(asked, turn.order), key=lambda row: row.in_batch)
+        rows = self._with_blocks(self._with_ready_hits(asked), draft)
+        self.runs_decode |= not rows[0].in_batch[0]
+        for row in rows:
+            request = row.request
+            request.computed = row.tokens
             request.decoding = request.left == 0
             request.known += request.decoding
             request.outputs += request.decoding
-            if self.block is not None and request.computed % self.block == 0:
-                self.cached.add(prefix_root(self.case, request.number, request.computed))
-        played = tuple((request.number, num_tokens) for request, num_tokens, _, _ in rows)
+        self.cached |= self._boundaries(rows)
+        played = tuple((row.request.number, row.num_tokens) for row in rows)
         self.steps.append(Step(played, tuple(draft.preempt), tuple(draft.abort)))
 
-    def _hit(self, request: _Request) -> int:
+    def _row(self, request: _Request, cut: str) -> _Row:
+        waited = None if request.status == "running" else request.status
+        if waited is not None:
+            request.status, request.computed = "running", self._hit(request, self.cached)
+            request.chunks = self._chunks(request.left, cut)
+        return _Row(request, self._next_chunk(request), request.computed, waited)
+
+    def _with_ready_hits(self, rows: list[_Row]) -> list[_Row]:
+        """Without whom a state serves best that this step writes or another one starts from: vLLM lets those wait."""
+        kept = []
+        taken = self._boundaries([row for row in rows if row.waited is None])
+        for row in rows:
+            if row.waited is not None:
+                best = self._hit(row.request, self.cached | taken)
+                if best and prefix_root(self.case, row.request.number, best) in taken:
+                    row.request.status = row.waited
+                    continue
+                if best:
+                    taken.add(prefix_root(self.case, row.request.number, best))
+            taken |= self._boundaries([row])
+            kept.append(row)
+        return kept
+
+    def _with_blocks(self, rows: list[_Row], draft: _Draft) -> list[_Row]:
+        """Without those that give way, and without whom there are no blocks for; those wait."""
+        if self.blocks is None:
+            return rows
+        gone = self.blocks.schedule([(row.request.number, row.tokens) for row in rows if row.waited is None])
+        draft.preempt += gone
+        kept = []
+        for row in rows:
+            request = row.request
+            if request.number in gone:
+                request.status, request.decoding = "preempted", False
+            elif row.waited is None or (not gone and self.blocks.admit(request.number, request.known, row.tokens)):
+                kept.append(row)
+            else:
+                request.status = row.waited
+        return kept
+
+    def _boundaries(self, rows: Sequence[_Row]) -> set[tuple[int, int]]:
+        """Block boundaries that these rows end on."""
+        if self.block is None:
+            return set()
+        ends = [(row.request.number, row.tokens) for row in rows if row.tokens % self.block == 0]
+        return {prefix_root(self.case, *end) for end in ends}
+
+    def _hit(self, request: _Request, cached: set[tuple[int, int]]) -> int:
         """Tokens of the longest cached prefix that leaves a token to compute."""
         if self.block is None:
             return 0
         lengths = range((request.known - 1) // self.block * self.block, 0, -self.block)
-        return next((n for n in lengths if prefix_root(self.case, request.number, n) in self.cached), 0)
+        return next((n for n in lengths if prefix_root(self.case, request.number, n) in cached), 0)
 
     def _chunks(self, left: int, cut: str) -> list[int]:
         half = max(left // 2, 1)
@@ -200,26 +285,15 @@ class _Writer:
         wanted = request.chunks.pop(0) if request.chunks else request.left
         # a prompt may be too short for its cut
         size = min(max(wanted, 1), request.left)
-        return size if self.block is None else self._aligned(request, size, self.block)
-
-    def _aligned(self, request: _Request, size: int, block: int) -> int:
-        """The size nearest to ``size`` that ends on a block boundary or lies in the last partial block."""
-        start, last = request.computed, request.known // block * block
-        if start >= last:
+        if self.block is None:
             return size
-        end = max((start + size) // block, start // block + 1) * block
-        return end - start
+        prompt_len = self.case.requests[request.number].prompt_len
+        return next_split(self.split, request.computed, size, prompt_len, request.known, self.block)
 
 
-def _permuted(rows: list[tuple[_Request, int, int, bool]], order: int) -> list[tuple[_Request, int, int, bool]]:
+def _permuted(rows: list[_Row], order: int) -> list[_Row]:
     """0: as they are, 1: from behind, others: turned round by that many."""
     if order == 1:
         return rows[::-1]
     turn = order % max(len(rows), 1)
     return rows[turn:] + rows[:turn]
-
-
-def _batch_order(row: tuple[_Request, int, int, bool]) -> tuple[bool, int, bool]:
-    """One-token rows over a state first, running requests before admitted ones; then first chunks by their size."""
-    _, num_tokens, num_computed, admitted = row
-    return num_tokens > 1 or num_computed == 0, num_tokens, admitted

@@ -37,6 +37,8 @@ def excluded(first: str, second: str) -> str | None:
     for one, other in ((first, second), (second, first)):
         if one == ONE_ENTRY_RING and other in NEEDS_LONGER_RING:
             return f"{ONE_ENTRY_RING}: buffer_len is 1; {other}: {NEEDS_LONGER_RING[other]}"
+        if one == NATURAL_PREEMPT and other in NEEDS_FREE_HAND:
+            return f"{NATURAL_PREEMPT}: blocks are few; {other}: {NEEDS_FREE_HAND[other]}"
     return None
 
 
@@ -51,6 +53,20 @@ NEEDS_LONGER_RING = {
     "abort_mid_ring": "entries are pending",
     "finish_mid_ring": "entries are pending",
     "unlike_ring_phases": "entries are pending in one row at least",
+}
+
+NATURAL_PREEMPT = "natural_preempt"
+_ALIGNED = 'cache.mode is "align"'
+# what cannot be where vLLM preempts by itself, for want of blocks
+NEEDS_FREE_HAND = {
+    "resume_same_step": "vLLM admits nobody in a step in which it preempts",
+    "skipped_request": "whoever runs gets a row or gives way",
+    "block_crossing": _ALIGNED,
+    "decode_block_crossing": _ALIGNED,
+    "prefill_ends_mid_block": _ALIGNED,
+    "prefix_hit": _ALIGNED,
+    "resume_hit": _ALIGNED,
+    "hit_on_decoded_block": _ALIGNED,
 }
 
 _Finder = Callable[[Case, Timeline, History], Iterable[object]]
@@ -165,6 +181,7 @@ _FINDERS: dict[str, _Finder] = {
     "flush": _rows(lambda seen: _decodes(seen) and seen.folds),
     "forced_flush": _rows(lambda seen: _decodes(seen) and seen.folds and not seen.fills),
     "two_cycles": _rows(lambda seen: seen.fills and seen.cycles),
+    "four_cycles": _rows(lambda seen: seen.fills and seen.cycles >= 3),
     ONE_ENTRY_RING: lambda case, timeline, seen: (
         row for row in seen.rows if _decodes(row) and case.replay.buffer_len == 1
     ),
@@ -172,6 +189,7 @@ _FINDERS: dict[str, _Finder] = {
     "one_token_prompt": _rows(_one_token_prompt),
     "chunked_prefill": _rows(lambda seen: seen.row.kind == PREFILL),
     "preempt": _left("preempt"),
+    NATURAL_PREEMPT: _left("preempt", lambda case, gone: case.cache.num_blocks is not None),
     "preempt_mid_ring": _left("preempt", lambda case, gone: gone.pending),
     "preempt_full_ring": _left("preempt", lambda case, gone: 0 < gone.pending == case.replay.buffer_len - 1),
     "preempt_empty_ring": _left("preempt", lambda case, gone: gone.decoded and not gone.pending),

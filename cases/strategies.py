@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from .blocks import STATE_BLOCKS
 from .case import DTYPES, REGIMES, Cache, Case, Graphs, Inputs, Replay, Request
 from .geometry import ENGINE, Geometry
 from .script import CUTS, EVENTS, JOINS, Turn, write_steps
+from .split import Split, split_as_vllm, split_in_last_block
+
+T = TypeVar("T")
 
 # for hypothesis.settings(backend=...): see FreshDraws
 BACKEND = "replay_parity_fresh"
@@ -22,19 +27,22 @@ LEVELS = ("kernel", "schedule", "engine")
 # in each list the plainest value comes first, because shrinking goes there; one that stands twice is drawn twice as
 # often
 BUFFER_LENS = {
-    # each length is an engine of its own, and 1 is the baseline
-    "engine": (2, 3, 4, 16),
+    # each length is an engine of its own
+    "engine": (2, 3, 4, 16, 3, 4, 16, 1),
     "layer": (1, 2, 3, 4, 5, 8, 16, 32, 2, 3, 3, 4, 4, 4, 5, 8, 8, 16),
 }
 BLOCK_SIZES = (2, 3, 4, 5, 6, 8)
 CAPTURE_SIZES = ((1, 2, 4), (2,), (3,), (4,), (2, 4), (1, 2, 4, 8), (4, 8))
-# each set is an engine of its own; here one row and three get a padded one
-ENGINE_CAPTURE_SIZES = (2, 4)
+# each set is an engine of its own; here one row, three and five to seven get padded ones
+ENGINE_CAPTURE_SIZES = (2, 4, 8)
+# the engine level's checkpoint has blocks of 32 tokens; of 10 blocks two requests that grow past one get too few
+ENGINE_CACHES = (Cache(), Cache(), Cache("align", 32), Cache("none", 32, 10))
+FEW_BLOCK_SIZES = (4, 8)
 # preemptions are frequent: most faults of a cursor or a slot need one, at a ring phase of their own
 FREQUENT_EVENTS = (*EVENTS, "none", "readmit", "readmit", "preempt", "preempt", "finish")
 FREQUENT_JOINS = (*JOINS, "none", "new", "new", "resume")
 ORDERS = (0, 1, 2, 3, 0, 0)
-NUM_REQUESTS = {"engine": (1, 2, 3, 4), "layer": (1, 2, 3, 4, 2, 3, 3, 4, 5, 6, 8)}
+NUM_REQUESTS = {"engine": (1, 2, 3, 4, 2, 3, 4, 6, 8), "layer": (1, 2, 3, 4, 2, 3, 3, 4, 5, 6, 8)}
 LONGEST_PROMPT = {"engine": 24, "layer": 12}
 MOST_TURNS = 10
 # of steps that turns may take; a timeline has one or two more at its end
@@ -43,6 +51,8 @@ MOST_STEPS = 25
 MOST_STEPS_LONG_RING = 36
 # decode steps of a long run, with the prefill in front of them
 LONG_RUN = (260, 300)
+# one engine case in so many has a run of four ring cycles
+CYCLES, CYCLES_SHARE = 4, 8
 
 FLOAT32 = ("float32", "float32", "float32")
 
@@ -95,11 +105,13 @@ def replays(level: str, regime: str) -> SearchStrategy[Replay]:
 
 @cache
 def caches(level: str) -> SearchStrategy[Cache]:
-    """No prefix caching, or in a third of the Cases "align" with small blocks."""
+    """No prefix caching, "align" with small blocks in a third of the Cases, few blocks in a sixth."""
     if level == "engine":
-        return st.just(Cache())
+        return st.sampled_from(ENGINE_CACHES)
+    plain = st.just(Cache())
     aligned = st.builds(Cache, st.just("align"), st.sampled_from(BLOCK_SIZES))
-    return st.one_of(st.just(Cache()), st.just(Cache()), aligned)
+    few = st.builds(_few_blocks, st.sampled_from(FEW_BLOCK_SIZES))
+    return _evenly(plain, aligned, plain, aligned, plain, few)
 
 
 @cache
@@ -119,8 +131,10 @@ def regime_inputs(regimes: tuple[str, ...]) -> SearchStrategy[Inputs]:
 @cache
 @st.composite
 def request_sets(draw: DrawFn, level: str, cache: Cache) -> tuple[Request, ...]:
-    """Requests with prompts around block boundaries; in "align" mode most share a prefix with an earlier one."""
+    """Requests, with prompts around block boundaries where they matter; in "align" mode most share a prefix."""
     count = draw(_REQUEST_COUNTS[_kind(level)])
+    if cache.num_blocks is not None and level == "engine":
+        return tuple(Request(draw(_nearly_full(cache.block_size)), 1) for _ in range(count))
     if cache.mode == "none":
         lengths = _PROMPT_LENS[_kind(level)]
         return tuple(Request(draw(lengths), 1) for _ in range(count))
@@ -152,28 +166,47 @@ def plans(buffer_len: int) -> SearchStrategy[tuple[Turn, ...]]:
     return st.integers(1, MOST_TURNS).flatmap(lengths.__getitem__)
 
 
+def _evenly(*sources: SearchStrategy[T]) -> SearchStrategy[T]:
+    """One of ``sources``, of which one that stands twice is drawn twice as often; st.one_of would count it once."""
+    return st.sampled_from(range(len(sources))).flatmap(sources.__getitem__)
+
+
 _REQUEST_COUNTS = {kind: st.sampled_from(counts) for kind, counts in NUM_REQUESTS.items()}
 _PROMPT_LENS = {kind: st.integers(1, longest) for kind, longest in LONGEST_PROMPT.items()}
+# over several blocks of attention, in one prompt of three
+_PROMPT_LENS["engine"] = _evenly(*[_PROMPT_LENS["engine"]] * 2, st.sampled_from((31, 32, 33, 63, 64, 65, 97)))
 
 
 @st.composite
 def _cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
     template = draw(_templates(level, regimes))
     plan = draw(plans(template.replay.buffer_len))
-    return write_steps(template, plan, _most_steps(template))
+    if level == "engine" and draw(st.integers(1, CYCLES_SHARE)) == CYCLES_SHARE:
+        run = Turn(steps=CYCLES * template.replay.buffer_len + 1)
+        return _with_run(template, plan, run, draw(st.integers(0, 2)), level)
+    return write_steps(template, plan, _most_steps(template), _split(level))
 
 
 @st.composite
 def _long_cases(draw: DrawFn, level: str, regimes: tuple[str, ...]) -> Case:
     template = draw(_templates(level, regimes))
     template = replace(template, requests=template.requests[:2])
+    if template.cache.num_blocks is not None:
+        # a long run would outgrow them
+        template = replace(template, cache=Cache())
     plan = draw(plans(template.replay.buffer_len))
-    long_turn = Turn(steps=draw(st.integers(*LONG_RUN)))
-    place = draw(st.integers(0, 2))
-    # whoever ends before the long run could be the last
+    return _with_run(template, plan, Turn(steps=draw(st.integers(*LONG_RUN))), draw(st.integers(0, 2)), level)
+
+
+def _with_run(template: Case, plan: tuple[Turn, ...], run: Turn, place: int, level: str) -> Case:
+    """The plan with a run of plain steps behind its first ``place`` turns, none of which ends a request."""
     before = tuple(replace(turn, event="none") if turn.event in ("finish", "abort") else turn for turn in plan[:place])
-    most_steps = sum(turn.steps for turn in before) + long_turn.steps + MOST_STEPS
-    return write_steps(template, (*before, long_turn, *plan[place:]), most_steps)
+    most_steps = sum(turn.steps for turn in before) + run.steps + MOST_STEPS
+    return write_steps(template, (*before, run, *plan[place:]), most_steps, _split(level))
+
+
+def _split(level: str) -> Split:
+    return split_as_vllm if level == "engine" else split_in_last_block
 
 
 @st.composite
@@ -204,6 +237,18 @@ def _check_level(level: str) -> None:
 
 def _most_steps(case: Case) -> int:
     return MOST_STEPS if case.replay.buffer_len < MOST_STEPS else MOST_STEPS_LONG_RING
+
+
+def _few_blocks(block_size: int) -> Cache:
+    """As many blocks as one request of the layer levels may come to need: several have to share them."""
+    longest = LONGEST_PROMPT["layer"] + MOST_STEPS_LONG_RING + 2
+    return Cache("none", block_size, 1 + STATE_BLOCKS - (-longest // block_size))
+
+
+@cache
+def _nearly_full(block: int) -> SearchStrategy[int]:
+    """Prompt lengths that soon need another block."""
+    return st.sampled_from((block - 1, block, block - 2, block - 3, block - 1, block - 2, block - 5, 1, 2 * block - 2))
 
 
 @cache

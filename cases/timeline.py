@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .blocks import Blocks
 from .case import Case, CaseError, Step
 
 FIRST_CHUNK, PREFILL, LEFTOVER, DECODE = "first_chunk", "prefill", "leftover", "decode"
@@ -111,6 +112,8 @@ class _Player:
         self.slots = _Slots()
         # "align": exact states at block boundaries, by the identity of their prefix
         self.cached: dict[tuple[int, int], int] = {}
+        few = case.cache.num_blocks
+        self.blocks = None if few is None else Blocks(few, case.cache.block_size)
 
     def step(self, index: int, step: Step) -> TimelineStep:
         for name in ("preempt", "abort"):
@@ -126,8 +129,38 @@ class _Player:
                 raise CaseError(f"{path}: request {request} already has a row in this step")
             seen.add(request)
             rows.append(self._row(path, request, num_tokens))
+        if self.blocks is not None:
+            self._share(self.blocks, index, step, rows)
         finished = tuple(row.request for row in rows if self._finish(row))
         return TimelineStep(tuple(rows), step.preempt, step.abort, finished, self._padding(rows))
+
+    def _share(self, blocks: Blocks, index: int, step: Step, rows: list[Row]) -> None:
+        """Hand blocks to this step's rows; refuse the step unless exactly those it preempts have to give way."""
+        for request in step.abort:
+            blocks.release(request)
+        running = [(row.request, row.num_computed + row.num_tokens) for row in rows if row.admission is None]
+        # who gives way first is last in vLLM's list, and asks for all it has left where it is reached
+        last = [(request, self._known_tokens(request)) for request in reversed(step.preempt)]
+        gave_way = tuple(blocks.schedule([*running, *last]))
+        if gave_way != step.preempt:
+            why = "run out" if gave_way else "are enough"
+            raise CaseError(
+                f"steps[{index}].preempt: must be {list(gave_way)}, because {self.case.cache.num_blocks} blocks {why} "
+                f"in this step, not {list(step.preempt)}"
+            )
+        for item, row in enumerate(rows):
+            if row.admission is None:
+                continue
+            path = f"steps[{index}].rows[{item}]: request {row.request}"
+            if gave_way:
+                raise CaseError(f"{path} is not admitted in a step in which another one gives way")
+            if not blocks.admit(row.request, row.prefill_len, row.num_computed + row.num_tokens):
+                raise CaseError(
+                    f"{path} needs {blocks.needed(row.prefill_len)} blocks to be admitted, {blocks.free} are free"
+                )
+
+    def _known_tokens(self, request: int) -> int:
+        return self.case.requests[request].prompt_len + self.live[request].generated
 
     def check_end(self) -> None:
         for request, live in enumerate(self.live):
@@ -222,6 +255,8 @@ class _Player:
         if live.generated < self.case.requests[row.request].output_len:
             return False
         self._release(row.request)
+        if self.blocks is not None:
+            self.blocks.release(row.request)
         live.status = "finished"
         return True
 

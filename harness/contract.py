@@ -23,6 +23,9 @@ class Legs:
     the rounded inputs; ``rounding`` is the truth with only the roundings that storage makes unavoidable (outputs not
     rounded), ``undecided`` what roundings that may go either way can change in its entries; ``wide``, under 16-bit
     activations, is the subject once more on the same inputs in float32, because 16-bit outputs hide faults.
+
+    ``float32`` (engine, where a plain comparison fails): the truth's formulas in float32, several times with other
+    roundings. At a token whose sums nearly cancel one float32 evaluation, the baseline's, may be right by luck.
     """
 
     level: str
@@ -36,6 +39,7 @@ class Legs:
     undecided: Trace | None = None
     summands: Trace | None = None
     wide: Trace | None = None
+    float32: tuple[Trace, ...] = ()
 
 
 class Path(Protocol):

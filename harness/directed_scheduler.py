@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+ANY_NUMBER = 2**31 - 1
+
 
 class DirectionError(RuntimeError):
     """A step that vLLM's scheduler did not play as scripted; the message names step, request, wanted and got."""
@@ -19,10 +21,14 @@ class DirectionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Direction:
-    """One step by engine request id: who is preempted first, then (request id, num_tokens) in batch order."""
+    """One step by engine request id: who is preempted first, then (request id, num_tokens) in batch order.
+
+    ``give_way``: whom vLLM itself has to preempt in the step because blocks run out, the first one first.
+    """
 
     rows: tuple[tuple[str, int], ...] = ()
     preempt: tuple[str, ...] = ()
+    give_way: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> dict[str, int]:
@@ -68,7 +74,12 @@ class Director:
         self.direct(self.step, Direction())
 
     def wanted(self, request_id: str) -> int:
-        """Tokens scripted for a request in this step, 0 if it has no row."""
+        """Tokens scripted for a request in this step, 0 if it has no row.
+
+        Whoever is to give way may have all that it has left: it has to ask for a block to be refused one.
+        """
+        if request_id in self.direction.give_way:
+            return ANY_NUMBER
         return self.direction.num_tokens.get(request_id, 0)
 
 
@@ -81,7 +92,9 @@ def directed_scheduler_class() -> type[Any]:
     - a running request without a row is skipped by granting it 0 tokens (scheduler.py: such a request is passed over);
     - a waiting one without a row is taken out of the queue for the step, because 0 tokens would end admission;
     - rows of running requests and then of admitted ones keep the script's order: where token counts tie this is the
-      batch order of Model Runner V2, which sorts one-token rows first and then by token count, stably.
+      batch order of Model Runner V2, which sorts one-token rows first and then by token count, stably;
+    - who is to give way comes last among the running ones, the first one very last: there vLLM looks for whom to
+      preempt where a row lacks a block.
     """
     from vllm.v1.core.sched.request_queue import create_request_queue
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -105,7 +118,13 @@ def directed_scheduler_class() -> type[Any]:
                 self._force_preemption(request_id)
             self._tell_released()
             order = {request_id: index for index, request_id in enumerate(director.direction.num_tokens)}
-            self.running.sort(key=lambda request: order.get(request.request_id, len(order)))
+            last = {request_id: -index for index, request_id in enumerate(director.direction.give_way)}
+            self.running.sort(
+                key=lambda request: (
+                    order.get(request.request_id, len(order)),
+                    last.get(request.request_id, -len(self.running)),
+                )
+            )
             later = self._keep_waiting(order)
             output = super().schedule(*args, **kwargs)
             for request in later:
@@ -151,6 +170,11 @@ def directed_scheduler_class() -> type[Any]:
                 got = output.num_scheduled_tokens.get(request_id, 0)
                 if got != wanted:
                     raise DirectionError(self.director.step, request_id, f"{wanted} tokens", self._why(request_id, got))
+            direction = self.director.direction
+            told, preempted = {*direction.preempt, *direction.give_way}, output.preempted_req_ids or set()
+            for request_id in sorted(told ^ preempted):
+                wanted, got = ("to be preempted", "it was not") if request_id in told else ("no preemption", "one")
+                raise DirectionError(self.director.step, request_id, wanted, got)
 
         def _why(self, request_id: str, got: int) -> str:
             request = self.requests.get(request_id)

@@ -127,6 +127,7 @@ class Engine:
         self.sync = watch_host_reads(worker, config.judged)
         # False while a Case is under way, and after one that raised
         self.clean = False
+        self.few_blocks: int | None = None
         self.log = RowLog(self.vocab_size)
 
     def play(self, case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens]) -> EngineTrace:
@@ -143,6 +144,7 @@ class Engine:
         # with NaN each freed block is poisoned anew
         self.director.on_release = self.memory.bury if poisons(case) == "nan" else None
         self.memory.spread_poison(case)
+        self.few_blocks = case.cache.num_blocks
         self.sync.start()
         self.log = log = RowLog(self.vocab_size)
         before = _counters(self.config)
@@ -182,7 +184,10 @@ class Engine:
         if step.abort:
             self.llm.abort_request([ids[request] for request in step.abort], internal=True)
         rows = tuple((ids[request], tokens) for request, tokens in step.rows)
-        self.director.direct(index, Direction(rows, tuple(ids[request] for request in step.preempt)))
+        preempt = tuple(ids[request] for request in step.preempt)
+        # with the Case's own few blocks vLLM has to come to each preemption by itself
+        natural = self.few_blocks == self.config.num_blocks
+        self.director.direct(index, Direction(rows, give_way=preempt) if natural else Direction(rows, preempt))
         numbers = {name: request for request, name in enumerate(ids)}
         try:
             outputs = self.llm.step()
@@ -345,6 +350,9 @@ def _engine_args(config: EngineConfig) -> Any:
         "max_logprobs": -1,
         "enable_trace_replay": True,
     }
+    if caching:
+        # every boundary that a chunk or a decode ends on stays cached, not those of prompts alone
+        args["prefix_cache_retention_interval"] = None
     if config.capture_sizes is not None:
         args |= graph_args(config.capture_sizes)
     if config.native:

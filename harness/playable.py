@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..cases.case import Case
 from ..cases.geometry import ENGINE
+from ..cases.split import split_as_vllm
+from ..cases.timeline import play
 from .architectures import DEFAULT_ARCHITECTURE
 from .engine_trace import EngineConfig
 
@@ -19,7 +21,7 @@ def cannot_play(level: str, case: Case, architecture: str = DEFAULT_ARCHITECTURE
         return _cannot_play_in_layer(case)
     if case.graphs is not None and max(case.graphs.capture_sizes) > ENGINE_ROWS:
         return f"graphs.capture_sizes: the engine level runs at most {ENGINE_ROWS} rows; leave larger sizes out"
-    if case.cache.mode == "align" and case.cache.block_size != ENGINE_BLOCK:
+    if (case.cache.mode == "align" or case.cache.num_blocks) and case.cache.block_size != ENGINE_BLOCK:
         return f"cache.block_size: a block of the engine level's checkpoint holds {ENGINE_BLOCK} tokens; use that"
     if case.inputs.regime == "trained" and architecture != DEFAULT_ARCHITECTURE:
         return f"inputs.regime: there is a trained checkpoint of {DEFAULT_ARCHITECTURE} alone; use model_like"
@@ -28,6 +30,23 @@ def cannot_play(level: str, case: Case, architecture: str = DEFAULT_ARCHITECTURE
     for name in ("activation_dtype", "ring_dtype", "state_dtype"):
         if getattr(case.replay, name) != "float32":
             return f"replay.{name}: the engine level is judged in float32 only; use float32"
+    return _unlike_split(case) if case.cache.mode == "align" else None
+
+
+def _unlike_split(case: Case) -> str | None:
+    """The first chunk that vLLM would cut otherwise."""
+    block = case.cache.block_size
+    for index, step in enumerate(play(case).steps):
+        for item, row in enumerate(step.rows):
+            prompt_len = case.requests[row.request].prompt_len
+            known = row.prefill_len if row.num_computed < row.prefill_len else row.num_computed + 1
+            granted = split_as_vllm(row.num_computed, row.num_tokens, prompt_len, known, block)
+            if granted != row.num_tokens:
+                end = "none of it is scheduled" if granted == 0 else f"it ends after {granted}"
+                return (
+                    f"steps[{index}].rows[{item}]: the engine's scheduler does not run a chunk of {row.num_tokens} "
+                    f"tokens over {row.num_computed} of {known} in blocks of {block}: {end}; cut at block ends"
+                )
     return None
 
 

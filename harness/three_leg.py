@@ -3,8 +3,9 @@
 A run is the rows of one request; each value head of it is judged by itself, because heads may differ by orders of
 magnitude and a large one would hide a small one. What is allowed has two shares:
 
-- arithmetic: the baseline's error in the head, that of all heads together or the floor that the summands behind the
-  values set, whichever is largest (a few numbers may be right by luck), times a factor;
+- arithmetic: the baseline's error in the head, that of all heads together, the floor that the summands behind the
+  values set or that of another float32 evaluation, whichever is largest (a few numbers may be right by luck), times a
+  factor;
 - storage: the error of the leg that only rounds what must be stored in 16 bits, in the head itself, times a factor;
   with what roundings may change that can go either way.
 
@@ -171,19 +172,28 @@ def judged_runs(legs: Legs, quantity: Quantity) -> list[Run]:
         run_errors(values, quantity.truth, requests)
         for values in (quantity.subject, quantity.baseline, quantity.rounding)
     )
+    others = [run_errors(trace.outputs, quantity.truth, requests) for trace in legs.float32]
     sizes, summands = (run_sizes(values, requests) for values in (quantity.truth, quantity.summands))
     undecided = run_sizes(quantity.undecided, requests)
     runs = []
     for one in errors:
         limit = _limit(legs, int((requests == one).sum()))
-        rms = _arithmetic(baselines[one].rms, sizes[one].rms, limit.rms_floor * summands[one].rms)
-        largest = _arithmetic(baselines[one].largest, sizes[one].rms, limit.max_floor * summands[one].largest)
+        expected = _worst([baselines[one], *(other[one] for other in others)])
+        rms = _arithmetic(expected.rms, sizes[one].rms, limit.rms_floor * summands[one].rms)
+        largest = _arithmetic(expected.largest, sizes[one].rms, limit.max_floor * summands[one].largest)
         shares = (
             Share(errors[one].rms, rms, torch.hypot(roundings[one].rms, undecided[one].rms)),
             Share(errors[one].largest, largest, roundings[one].largest + undecided[one].largest),
         )
         runs.append(Run(one, *shares, baselines[one], summands[one], limit))
     return runs
+
+
+def _worst(errors: list[RunErrors]) -> RunErrors:
+    """The largest errors of several evaluations of the same run, by head."""
+    return RunErrors(
+        torch.stack([each.rms for each in errors]).amax(0), torch.stack([each.largest for each in errors]).amax(0)
+    )
 
 
 def _arithmetic(baseline: Tensor, sizes: Tensor, floor: Tensor) -> Tensor:

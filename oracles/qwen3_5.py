@@ -44,6 +44,19 @@ class Qwen3_5Oracle:
         config = read_config(Path(path))
         return cls(config, read_tensors(Path(path), config, dtype))
 
+    def nudged(self, seed: int) -> Qwen3_5Oracle:
+        """The model in float32 with each weight one unit in the last place up or down, drawn from ``seed``.
+
+        What it gives differs from the float64 model's answers as any float32 evaluation of them may.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        moved = {}
+        for name, tensor in self.tensors.items():
+            single = tensor.float()
+            up = torch.randint(0, 2, single.shape, generator=generator, dtype=torch.bool)
+            moved[name] = torch.nextafter(single, torch.where(up, torch.inf, -torch.inf))
+        return Qwen3_5Oracle(self.config, moved)
+
     def log_probs(self, tokens: Sequence[int]) -> Tensor:
         """Teacher-forced log-probabilities [T, vocab]: row t is the distribution of the token after tokens[: t + 1].
 
