@@ -33,6 +33,7 @@ BENCHES = {
     "decode": ("bench_decode", "bench_decode"),
     "interpreter": ("bench_interpreter", "bench_interpreter"),
     "engine": ("bench_engine", "bench_engine"),
+    "serving": ("bench_serving", "bench_serving"),
 }
 DEFAULT_DIR = Path("parity-report")
 OWN_DATABASE = ""
@@ -206,7 +207,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         return EXIT[UNKNOWN]
     complaints = 0
     for figure in figures:
-        print(f"{figure.name:56} {figure.value:12.4g} {figure.unit}")
+        print(figure.line)
         if figure.complaint:
             complaints += 1
             print(f"replay-parity: {figure.name}: {figure.complaint}", file=sys.stderr)

@@ -72,6 +72,23 @@ def set_up() -> None:
         let_transformers_import()
 
 
+def prepare_stock() -> None:
+    """Set up the environment for vLLM as it runs by itself on a CPU: Triton stays off, and with it Model Runner V2.
+
+    With CUDA this is prepare(). Raises EngineUnavailable as that does.
+    """
+    if has_cuda():
+        prepare()
+        return
+    why = why_no_engine()
+    if why is not None:
+        raise EngineUnavailable(why)
+    for name, value in (_EVERYWHERE | _CPU_ONLY).items():
+        if name != "TRITON_INTERPRET":
+            os.environ.setdefault(name, value)
+    let_transformers_import()
+
+
 def inspect_in_process(architecture: str) -> None:
     """Import the model class vLLM has registered for ``architecture`` here and register the class itself.
 

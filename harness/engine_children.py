@@ -83,13 +83,16 @@ class Log:
 
 
 class SpawnedChild:
-    """A child with a Python of its own: what a machine with CUDA needs, contexts do not survive a fork."""
+    """A child with a Python of its own: what a machine with CUDA needs, contexts do not survive a fork.
 
-    def __init__(self) -> None:
+    ``program``: what it runs, with its connection's file descriptor and our process id as arguments.
+    """
+
+    def __init__(self, program: str = _SPAWNED) -> None:
         self.log = Log()
         here, there = socket.socketpair()
         with there:
-            self.process = _python(_SPAWNED, there, self.log)
+            self.process = _python(program, there, self.log)
         self.connection = Connection(here.detach())
         # held while the connection is in use: it may not be closed under a thread that waits on it
         self.talking = threading.RLock()

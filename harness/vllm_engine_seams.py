@@ -113,14 +113,15 @@ ENGINE = (
         "class",
         "what an engine is opened with",
         by_name="additional_config async_scheduling block_size compilation_config disable_log_stats dtype "
-        "enable_prefix_caching enable_trace_replay enforce_eager mamba_cache_mode mamba_ssm_cache_dtype max_logprobs "
-        "max_model_len max_num_batched_tokens max_num_seqs model num_gpu_blocks_override replayssm_buffer_len "
-        "scheduler_cls seed skip_tokenizer_init use_replayssm",
+        "enable_prefix_caching enable_trace_replay enforce_eager gpu_memory_utilization load_format mamba_cache_mode "
+        "mamba_ssm_cache_dtype max_logprobs max_model_len max_num_batched_tokens max_num_seqs model "
+        "num_gpu_blocks_override replayssm_buffer_len scheduler_cls seed skip_tokenizer_init use_replayssm",
     ),
     Seam("vllm.v1.engine.llm_engine", "module", "imported before children are forked"),
     Seam(_LLM, "class", "one engine", attributes="engine_core"),
     Seam(f"{_LLM}.from_engine_args", "method", "opens an engine", in_order="engine_args"),
     Seam(f"{_LLM}.step", "method", "one step"),
+    Seam(f"{_LLM}.has_unfinished_requests", "method", "whether a load is done"),
     Seam(f"{_LLM}.add_request", "method", "a Case's request", in_order="request_id prompt params"),
     Seam(f"{_LLM}.abort_request", "method", "a Case's abort", in_order="request_ids", by_name="internal"),
     Seam("vllm.v1.engine.core_client.InprocClient", "class", "the engine in this process", attributes="engine_core"),

@@ -30,6 +30,7 @@ VLLM_FILES = {
     "harness/directed_scheduler.py",
     "harness/engine_sync.py",
     "harness/graphs.py",
+    "harness/serving_child.py",
 }
 HEAVY_FOR_CASES = {"vllm", "triton"}
 
