@@ -12,11 +12,11 @@ import torch
 
 from ..cases.blocks import STATE_BLOCKS
 from ..cases.case import Case
-from ..cases.inputs import token_ids
 from ..cases.timeline import Timeline, play
 from ..oracles.qwen3_5 import Qwen3_5Oracle
 from .architectures import DEFAULT_ARCHITECTURE, known_architecture
 from .checkpoint import VOCAB_SIZE, tiny_checkpoint
+from .clear_tokens import clear_tokens
 from .contract import Legs
 from .cpu_platform import has_cuda
 from .engine_pool import MOST_ENGINES, EnginePool
@@ -64,7 +64,7 @@ class EnginePath:
         timeline = play(case)
         checkpoint = self._checkpoint(case)
         oracle = self._oracle(checkpoint)
-        tokens = token_ids(case, VOCAB_SIZE)
+        tokens = clear_tokens(case, oracle, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)
         engines = (self._subject(case, checkpoint), self._baseline(case, checkpoint))
         pool = ThreadPoolExecutor(2)

@@ -49,6 +49,14 @@ def routing(logits: Tensor, config: MoeConfig) -> Tensor:
     return torch.zeros_like(probabilities).scatter(-1, index, best)
 
 
+def routing_margins(logits: Tensor, config: MoeConfig) -> Tensor:
+    """How far the last expert chosen lies above the first one left out, [T] in the router's logits; inf for no such."""
+    if config.num_experts_per_tok == config.num_experts:
+        return torch.full_like(logits[:, 0], torch.inf)
+    best = logits.topk(config.num_experts_per_tok + 1, dim=-1).values
+    return best[:, -2] - best[:, -1]
+
+
 def moe_shapes(hidden: int, config: MoeConfig) -> dict[str, tuple[int, ...]]:
     """Names inside ``mlp`` and shapes of one layer's tensors."""
     shapes: dict[str, tuple[int, ...]] = {

@@ -18,7 +18,7 @@ from torch.nn.functional import linear, pad, silu
 from .attention import gated_attention
 from .checkpoint import LINEAR, OracleError, TextConfig, read_config, read_tensors
 from .mlp import gated_mlp
-from .moe import mixture_of_experts
+from .moe import mixture_of_experts, routing_margins
 from .norm import gated_rms_norm, rms_norm
 from .recurrence import gdn_outputs
 
@@ -62,32 +62,58 @@ class Qwen3_5Oracle:
 
         In the dtype of the model. Raises OracleError for an empty sequence and for ids outside the vocabulary.
         """
+        x = self._embedded(tokens)
+        for index in range(self.config.num_hidden_layers):
+            x = self._mixed(x, index)
+            x = x + self._mlp(self._mlp_input(x, index), index)
+        x = rms_norm(x, self.tensors["model.norm.weight"], self.config.rms_norm_eps)
+        head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
+        return torch.log_softmax(linear(x, self.tensors[head]), dim=-1)
+
+    def routing_margins(self, tokens: Sequence[int]) -> Tensor:
+        """How clear each token's choice of experts is, [T]: the smallest margin over the layers, in logits.
+
+        Where it is as small as rounding, two right evaluations may choose other experts and differ by nats. inf in a
+        dense model. Raises OracleError as log_probs does.
+        """
+        x = self._embedded(tokens)
+        margins = torch.full_like(x[:, 0], torch.inf)
+        if self.config.moe is None:
+            return margins
+        for index in range(self.config.num_hidden_layers):
+            x = self._mixed(x, index)
+            normed = self._mlp_input(x, index)
+            logits = linear(normed, self.tensors[f"model.layers.{index}.mlp.gate.weight"])
+            margins = torch.minimum(margins, routing_margins(logits, self.config.moe))
+            x = x + self._mlp(normed, index)
+        return margins
+
+    def _embedded(self, tokens: Sequence[int]) -> Tensor:
         vocab = self.config.vocab_size
         if len(tokens) == 0:
             raise OracleError("tokens must hold at least one id, got none")
         for position, token in enumerate(tokens):
             if not 0 <= token < vocab:
                 raise OracleError(f"tokens[{position}] must be from 0 to {vocab - 1}, got {token}")
-        x = self.tensors["model.embed_tokens.weight"][torch.tensor(tokens)]
-        for index in range(self.config.num_hidden_layers):
-            x = self._layer(x, index)
-        x = rms_norm(x, self.tensors["model.norm.weight"], self.config.rms_norm_eps)
-        head = "model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"
-        return torch.log_softmax(linear(x, self.tensors[head]), dim=-1)
+        return self.tensors["model.embed_tokens.weight"][torch.tensor(tokens)]
 
-    def _layer(self, x: Tensor, index: int) -> Tensor:
-        """Mixer and MLP of one layer, each on the normed input and added to it; x [T, hidden]."""
-        weights, eps = self._below(f"model.layers.{index}."), self.config.rms_norm_eps
-        normed = rms_norm(x, weights["input_layernorm.weight"], eps)
+    def _mixed(self, x: Tensor, index: int) -> Tensor:
+        """The mixer of one layer on its normed input, added to it; x [T, hidden]."""
+        normed = rms_norm(x, self.tensors[f"model.layers.{index}.input_layernorm.weight"], self.config.rms_norm_eps)
         if self.config.layer_types[index] == LINEAR:
-            x = x + gated_delta_net(normed, self._below(f"model.layers.{index}.linear_attn."), self.config)
-        else:
-            x = x + gated_attention(normed, self._below(f"model.layers.{index}.self_attn."), self.config)
-        normed = rms_norm(x, weights["post_attention_layernorm.weight"], eps)
-        mlp = self._below(f"model.layers.{index}.mlp.")
+            return x + gated_delta_net(normed, self._below(f"model.layers.{index}.linear_attn."), self.config)
+        return x + gated_attention(normed, self._below(f"model.layers.{index}.self_attn."), self.config)
+
+    def _mlp_input(self, x: Tensor, index: int) -> Tensor:
+        weight = self.tensors[f"model.layers.{index}.post_attention_layernorm.weight"]
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _mlp(self, normed: Tensor, index: int) -> Tensor:
+        """What the MLP or the experts of one layer add; ``normed`` [T, hidden]."""
+        weights = self._below(f"model.layers.{index}.mlp.")
         if self.config.moe is None:
-            return x + gated_mlp(normed, mlp)
-        return x + mixture_of_experts(normed, mlp, self.config.moe)
+            return gated_mlp(normed, weights)
+        return mixture_of_experts(normed, weights, self.config.moe)
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         """Tensors whose names start with ``prefix``, by the rest of their names."""
