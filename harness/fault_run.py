@@ -16,7 +16,7 @@ from .fault_catalogue import FAULTS
 from .fault_form import OF_GRAPHS
 from .faults import forms
 from .judge_case import Judged
-from .outcome import FAIL
+from .outcome import FAIL, UNKNOWN
 from .paths import LevelUnavailable, close_path, open_path
 from .plan import named_cases
 from .playable import cannot_play
@@ -27,7 +27,10 @@ CAUGHT, SURVIVED, NOT_RUN = "caught", "survived", "not_run"
 
 @dataclass(frozen=True)
 class Hunt:
-    """What became of one fault at one level: ``examples`` judged until it was caught, ``case`` the minimised one."""
+    """What became of one fault at one level: ``examples`` judged until it was caught, ``case`` the minimised one.
+
+    ``reason``: the catch in words, or why some or all of the cases could not be judged.
+    """
 
     fault: str
     level: str
@@ -119,4 +122,15 @@ def _outcome(fault: str, level: str, judged: list[Judged], seconds: float) -> Hu
         return Hunt(fault, level, NOT_RUN, 0, seconds, None, "no examples were asked for", None)
     if _is_caught(fault, last):
         return Hunt(fault, level, CAUGHT, len(judged), seconds, last["symptom"], last["reason"], judged[-1].case)
-    return Hunt(fault, level, SURVIVED, len(judged), seconds, None, None, None)
+    reason = _not_judged(judged)
+    if all(entry.record["verdict"] == UNKNOWN for entry in judged):
+        return Hunt(fault, level, NOT_RUN, len(judged), seconds, last["symptom"], reason, None)
+    return Hunt(fault, level, SURVIVED, len(judged), seconds, None, reason, None)
+
+
+def _not_judged(judged: Sequence[Judged]) -> str | None:
+    """How many cases came out unknown and why the first did; None where none did."""
+    unknown = [entry.record for entry in judged if entry.record["verdict"] == UNKNOWN]
+    if not unknown:
+        return None
+    return f"{len(unknown)} of {len(judged)} cases could not be judged, the first: {unknown[0]['reason']}"

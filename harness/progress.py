@@ -66,7 +66,8 @@ def say_hunts(found: list[Hunt]) -> None:
         size = hunt.to_json()["size"] or {"requests": "", "steps": ""}
         colour = {CAUGHT: "green", SURVIVED: "red"}.get(hunt.outcome, "yellow")
         numbers = (str(hunt.examples), f"{hunt.seconds:.1f}", str(size["requests"]), str(size["steps"]))
-        table.add_row(hunt.fault, hunt.level, f"[{colour}]{hunt.outcome}[/]", *numbers, hunt.symptom or "")
+        why = hunt.symptom if hunt.outcome == CAUGHT else hunt.reason
+        table.add_row(hunt.fault, hunt.level, f"[{colour}]{hunt.outcome}[/]", *numbers, escape(why or ""))
     console = Console(highlight=False)
     # a pipe has no width: names are not to be cut there
     console.width = max(console.width, WIDE)

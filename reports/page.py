@@ -93,6 +93,7 @@ def _view(run: Run) -> dict[str, Any]:
         "situations": _entries(table.situation_table(records, summary.get("situations"))),
         "pairs": _pairs(summary.get("situation_pairs") or {}),
         "not_planned": _not_planned(summary.get("not_planned") or []),
+        "stock_reads": _stock_reads(run),
         "data": _blob(run),
     }
 
@@ -195,6 +196,12 @@ def _not_planned(entries: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         groups.setdefault((entry.get("level") or "", entry.get("reason") or "no reason given"), []).append(entry["id"])
     return [{"level": level, "reason": reason, "ids": ids} for (level, reason), ids in groups.items()]
+
+
+def _stock_reads(run: Run) -> list[str]:
+    """Places in vLLM's own code that read a device value on the host, each once, from the records and the summary."""
+    found = {read for record in run.records for read in record.get("stock_reads") or ()}
+    return sorted(found | set(run.summary.get("stock_reads") or ()))
 
 
 def _compared(run: Run, earlier: Run | None) -> dict[str, Any]:

@@ -124,7 +124,7 @@ _RECORD = _shape(
     {**dict.fromkeys(("target", "regime", "fault", "symptom", "stage", "reason", "guards", "rerun", "text"),
                      _maybe(_text)),
      **dict.fromkeys(("distances", "limits"), _maybe(_object_of(_maybe(_number)))),
-     "situations": _maybe(_list_of(_text)),
+     **dict.fromkeys(("situations", "stock_reads"), _maybe(_list_of(_text))),
      "counts": _maybe(_object_of(_maybe(_integer))),
      "first_bad": _maybe(_object_of(_maybe(_integer))),
      "case": _maybe(_object_of(_anything)),
@@ -137,6 +137,7 @@ _SUMMARY = _shape({}, {
     "largest": _maybe(_object_of(_object_of(_maybe(_number)))),
     **dict.fromkeys(("versions", "git"), _maybe(_object_of(_anything))),
     "not_planned": _maybe(_list_of(_shape({"id": _text}, {"level": _maybe(_text), "reason": _maybe(_text)}))),
+    "stock_reads": _maybe(_list_of(_text)),
     **dict.fromkeys(("device", "command", "profile", "fault"), _maybe(_text)),
     "seed": _maybe(_integer),
 })  # fmt: skip

@@ -5,6 +5,7 @@ The planted faults of the schedule level are hunted with few examples; a fault t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from replay_parity.cases.timeline import play
 from replay_parity.harness.campaign import run_campaign
 from replay_parity.harness.explore import DATABASE, Chunk, chunks, explore
 from replay_parity.harness.fault_catalogue import FAULTS, Edit, Fault
-from replay_parity.harness.fault_run import CAUGHT, SURVIVED, hunt
+from replay_parity.harness.fault_run import CAUGHT, NOT_RUN, SURVIVED, hunt
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.outcome import FAIL, PASS
 from replay_parity.harness.paths import open_path
+from replay_parity.harness.progress import say_hunts
 from replay_parity.harness.record import dumps
 from replay_parity.harness.run_dir import RunDir
 from replay_parity.harness.schedule_path import SchedulePath
@@ -77,6 +79,36 @@ def test_an_equivalent_mutant_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAULTS, "nothing", Fault("nothing", "no fault at all", {"schedule": (same,)}))
     found = hunt("nothing", "schedule", 10, SEED)
     assert (found.outcome, found.examples, found.case) == (SURVIVED, 10, None)
+
+
+def _breaks(monkeypatch: pytest.MonkeyPatch, condition: str) -> None:
+    """A fault that makes the subject raise where ``condition`` holds."""
+    edit = Edit("kernels.cursor:decode_cursor", "steps = computed - base", f"steps = computed - base; {condition} / 0")
+    monkeypatch.setitem(FAULTS, "breaks", Fault("breaks", "raises", {"schedule": (edit,)}))
+
+
+def test_a_fault_of_which_no_case_could_be_judged_has_not_survived(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _breaks(monkeypatch, "1")
+    found = hunt("breaks", "schedule", 6, SEED)
+    assert (found.outcome, found.symptom, found.case) == (NOT_RUN, "exception", None)
+    assert found.reason is not None
+    whole = rf"{found.examples} of {found.examples} cases could not be judged, the first: ZeroDivisionError: .+"
+    assert re.fullmatch(whole, found.reason)
+    assert found.to_json()["reason"] == found.reason
+    say_hunts([found])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not_run" in told and "could not be judged" in told and "survived" not in told
+
+
+def test_a_survivor_says_how_many_cases_were_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises in some cases and changes nothing in the others."""
+    _breaks(monkeypatch, "len(steps) > 2 and 1")
+    found = hunt("breaks", "schedule", 40, SEED)
+    assert found.outcome == SURVIVED and found.reason is not None
+    unknown, _, judged = found.reason.split(" cases")[0].split()
+    assert 0 < int(unknown) < int(judged) == found.examples
 
 
 def test_records_do_not_depend_on_workers(tmp_path: Path) -> None:

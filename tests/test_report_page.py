@@ -301,6 +301,29 @@ def test_counters_that_stayed_zero_are_pointed_out(tmp_path: Path) -> None:
     assert sum(tag == "li" and attrs.get("class") == "never" for tag, attrs in page.tags) == 3
 
 
+READS = ["vllm/v1/attention/backends/gdn_attn.py:302: Tensor.item waits for the device",
+         "vllm/v1/worker/gpu/x.py:7: <b>torch.nonzero</b> waits for the device"]  # fmt: skip
+
+
+def test_reads_by_vllm_itself_stand_there_once_and_blame_nobody(tmp_path: Path) -> None:
+    """Two records name the same place, the summary names it too and one more."""
+    draw = random.Random(0)
+    records = [{**passing(number, draw), "stock_reads": READS[:1]} for number in range(2)]
+    summary = {"verdict": "pass", "stock_reads": READS}
+    page = page_of(tmp_path, records, summary)
+    assert page.banner() == "pass" and page.cases() == []
+    before, _, section = page.text.partition("Host reads by vLLM's own code")
+    assert [section.count(read) for read in READS] == [1, 1]
+    assert not any(read in before for read in READS)
+    assert "not the subject's and count in no verdict" in section
+    alone = page_of(tmp_path / "alone", records, None)
+    assert READS[0] in alone.text, "records are enough"
+
+
+def test_without_reads_by_vllm_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert "own code" not in page_of(tmp_path, [passing(0, random.Random(0))], {"verdict": "pass"}).text
+
+
 def test_least_records_are_enough(tmp_path: Path) -> None:
     page = page_of(tmp_path, [{"id": "a", "level": "kernel", "verdict": "fail"}], {"verdict": "fail"})
     assert page.cases() == ["fail"]
@@ -354,6 +377,7 @@ FAIL = '{"id": "a", "level": "kernel", "verdict": "fail", '
         ('{"id": "a", "level": "gpu", "verdict": "pass"}', "level: must be one of kernel, schedule, engine"),
         ('{"id": "a", "level": "kernel", "verdict": "ok"}', "verdict: must be one of"),
         (FAIL + '"limits": {"x": "1"}}', "limits.x: must be a number"),
+        (FAIL + '"stock_reads": "here"}', "stock_reads: must be a list"),
         (FAIL + '"timeline": {"steps": []}}', "timeline.buffer_len: is missing"),
         (FAIL + '"timeline": {"buffer_len": 4, "steps": [{"rows": [{}]}]}}', "steps[0].rows[0].request: is missing"),
     ],
