@@ -1,4 +1,4 @@
-"""Named cases of whole models: the layer scenarios in an engine's shapes, a trained checkpoint, and serving loads."""
+"""Named cases of whole models: layer scenarios in the engine's blocks, a trained checkpoint, and serving loads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
 from .geometry import ENGINE
 from .scenarios import Scenario, scenarios
 
+# tokens of a block of the engine level's checkpoint
+BLOCK = 32
 # scenarios that the trained checkpoint plays too: a wrong state shows in its text
 TRAINED = ("resume-at-phase-2", "one-token-tail", "mixed-prefill-and-decode")
 MOST_ROWS = 8
@@ -22,6 +24,7 @@ def engine_scenarios() -> dict[str, Scenario]:
 
 
 def _more(named: dict[str, Scenario]) -> Iterator[Scenario]:
+    yield from _in_blocks()
     for name in TRAINED:
         case = named[name].case
         trained = replace(case, id=f"trained-{name}", inputs=Inputs("trained", case.inputs.seed))
@@ -39,6 +42,30 @@ def _more(named: dict[str, Scenario]) -> Iterator[Scenario]:
     yield Scenario(
         _load("mixed-32-requests", mixed, buffer_len=4),
         "32 requests of unlike lengths through 8 places: newcomers prefill beside decodes, slots change hands",
+    )
+
+
+def _aligned(name: str, requests: tuple[Request, ...], steps: tuple[Step, ...]) -> Case:
+    cache, inputs = Cache("align", BLOCK), Inputs("model_like", sum(map(ord, name)))
+    return Case(name, ENGINE, Replay(4), cache, None, inputs, requests, steps)
+
+
+def _in_blocks() -> Iterator[Scenario]:
+    one, both = Step(((0, 1),)), Step(((0, 1), (1, 1)))
+    steps = (Step(((0, 32),)), Step(((0, 30),)), *[one] * 6)
+    yield Scenario(
+        _aligned("align-decode-ends-block-of-32", (Request(62, 7),), steps),
+        "a decode ends the second block of 32 and folds half a ring; the next one starts an empty ring in the third",
+    )
+    steps = (Step(((0, 32),)), *[one] * 2, Step(((0, 1), (1, 8))), *[both] * 3, one)
+    yield Scenario(
+        _aligned("align-prefix-hit-of-32", (Request(33, 7), Request(40, 4, 0, 33)), steps),
+        "a newcomer starts from the cached state of the block of 32 that it shares with another prompt",
+    )
+    steps = (Step(((0, 30),)), *[one] * 4, Step(((1, 5),), preempt=(0,)), Step(((1, 1), (0, 3))), *[both] * 5)
+    yield Scenario(
+        _aligned("align-hit-on-decoded-block-of-32", (Request(30, 11), Request(5, 7)), steps),
+        "a resume from the state that decodes, not a prefill, left at the end of a block of 32",
     )
 
 

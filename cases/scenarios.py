@@ -63,6 +63,10 @@ def _flushes(geometry: Geometry) -> Iterator[Scenario]:
         "two ring cycles: the second flush folds the second cycle's entries, not the first one's",
     )
     yield Scenario(
+        _build("four-ring-cycles", geometry, [(5, 15)], [_step((0, 5)), *_decodes(14, 0)], buffer_len=3),
+        "four flushes and the start of a fifth cycle: what one fold gets slightly wrong adds up",
+    )
+    yield Scenario(
         _build("buffer-len-one", geometry, [(5, 6)], [_step((0, 5)), *_decodes(5, 0)], buffer_len=1),
         "L = 1 flushes at each step and equals packed decode",
     )
@@ -200,6 +204,22 @@ def _waits(geometry: Geometry) -> Iterator[Scenario]:
     )
 
 
+def _shortages(geometry: Geometry) -> Iterator[Scenario]:
+    few = Cache("none", 32, 10)
+    steps = [_step((1, 30), (0, 31)), *_decodes(2, 0, 1), _step((0, 1), preempt=(1,)), *_decodes(4, 0)]
+    case = _build("blocks-run-out", geometry, [(31, 8), (30, 8)], [*steps, _step((1, 33)), *_decodes(4, 1)])
+    yield Scenario(
+        replace(case, cache=few),
+        "a request that outgrows its block finds none free and is preempted; it waits until the other has ended",
+    )
+    steps = [_step((1, 30), (0, 31)), *_decodes(2, 1, 0), _step((1, 1), preempt=(0,)), *_decodes(4, 1)]
+    case = _build("blocks-run-out-for-another", geometry, [(31, 8), (30, 8)], [*steps, _step((0, 34)), *_decodes(4, 0)])
+    yield Scenario(
+        replace(case, cache=few),
+        "a request that outgrows its block takes those of the last one in the batch, which is preempted mid-ring",
+    )
+
+
 def _graphs(geometry: Geometry) -> Iterator[Scenario]:
     steps = [_step((0, 4), (1, 5), (2, 3)), *_decodes(2, 0, 1, 2), _step((0, 1), (1, 1), (2, 1), (3, 6))]
     steps += [*_decodes(3, 0, 1, 2, 3), *_decodes(2, 1, 2, 3)]
@@ -262,5 +282,5 @@ def _aligns(geometry: Geometry) -> Iterator[Scenario]:
 
 
 _MAKERS: tuple[Callable[[Geometry], Iterator[Scenario]], ...] = (
-    _flushes, _tails, _resumes, _batches, _paddings, _dtypes, _waits, _graphs, _aligns,
+    _flushes, _tails, _resumes, _batches, _paddings, _dtypes, _waits, _shortages, _graphs, _aligns,
 )  # fmt: skip

@@ -140,7 +140,8 @@ class _Player:
             blocks.release(request)
         running = [(row.request, row.num_computed + row.num_tokens) for row in rows if row.admission is None]
         # who gives way first is last in vLLM's list, and asks for all it has left where it is reached
-        last = [(request, self._known_tokens(request)) for request in reversed(step.preempt)]
+        idle = self._without_row(rows)
+        last = [(request, self._known_tokens(request)) for request in (*idle, *reversed(step.preempt))]
         gave_way = tuple(blocks.schedule([*running, *last]))
         if gave_way != step.preempt:
             why = "run out" if gave_way else "are enough"
@@ -148,16 +149,23 @@ class _Player:
                 f"steps[{index}].preempt: must be {list(gave_way)}, because {self.case.cache.num_blocks} blocks {why} "
                 f"in this step, not {list(step.preempt)}"
             )
+        if idle:
+            must = "where blocks are few it gets one or gives way"
+            raise CaseError(f"steps[{index}].rows: request {idle[0]} runs and has no row; {must}")
         for item, row in enumerate(rows):
             if row.admission is None:
                 continue
             path = f"steps[{index}].rows[{item}]: request {row.request}"
             if gave_way:
-                raise CaseError(f"{path} is not admitted in a step in which another one gives way")
+                raise CaseError(f"{path} is not admitted in a step in which one gives way")
             if not blocks.admit(row.request, row.prefill_len, row.num_computed + row.num_tokens):
                 raise CaseError(
                     f"{path} needs {blocks.needed(row.prefill_len)} blocks to be admitted, {blocks.free} are free"
                 )
+
+    def _without_row(self, rows: list[Row]) -> list[int]:
+        having = {row.request for row in rows}
+        return [request for request, live in enumerate(self.live) if live.status == "running" and request not in having]
 
     def _known_tokens(self, request: int) -> int:
         return self.case.requests[request].prompt_len + self.live[request].generated

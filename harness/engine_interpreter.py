@@ -12,7 +12,7 @@ from ..cases.case import Case
 from .cpu_platform import has_cuda
 
 # one case in so many runs in Triton's own interpreter, which takes several times as long
-STOCK_SHARE = 8
+STOCK_SHARE = 24
 
 
 class HelperKernels:

@@ -126,6 +126,30 @@ _CURSORS = (
             "block = self.case.cache.block_size if",
             "block = 2 * self.case.cache.block_size if",
         ),
+        engine=Edit(
+            "kernels.vllm_metadata:ReplayMetadataBuilder.__init__",
+            "self.align_block = kv_cache_spec.block_size if",
+            "self.align_block = 2 * kv_cache_spec.block_size if",
+        ),
+    ),
+    made(
+        "cursor.leftover_by_flag",
+        "a one-token prompt tail is known by is_prefilling, which V2 clears for it",
+        engine=Edit(
+            "kernels.vllm_metadata:ReplayMetadataBuilder.build",
+            "cursor = self._cursor(stock.num_decodes, num_computed, base, query_len)",
+            "cursor = self._cursor(stock.num_decodes, num_computed, base if m.is_prefilling is None else "
+            "np.where(m.is_prefilling[: m.num_reqs].numpy(), base, np.minimum(base, num_computed)), query_len)",
+        ),
+    ),
+    made(
+        "cursor.per_layer",
+        "cursor advanced once a layer, not once a step (sglang #28511)",
+        engine=Edit(
+            "kernels.vllm_metadata:ReplayMetadataBuilder._cursor",
+            "decodes = decode_cursor(num_computed[rows],",
+            'decodes = decode_cursor(num_computed[rows] + int(self.layer_names[0].split(".")[2]),',
+        ),
     ),
 )
 
@@ -138,11 +162,17 @@ _SLOTS = (
             "may_decode: BoolRows = is_single & has_state",
             "may_decode: BoolRows = is_single | (is_single & has_state)",
         ),
+        engine=Edit(
+            "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build",
+            "no_prior_state &= m.is_prefilling",
+            "no_prior_state &= m.is_prefilling & (query_lens_cpu > 1)",
+        ),
     ),
     made(
         "slot.no_zero",
         "recycled state not zeroed for a first chunk (vllm #56524)",
         schedule=Edit("harness.layer_leg:LayerLeg.prefill", "rows.num_computed > 0", "rows.num_computed >= 0"),
+        engine=Edit("kernels.vllm_cpu:_read_slot", "if not has_context:", "if not has_context and row < 0:"),
     ),
     made(
         "slot.keep_cursor",
@@ -177,6 +207,15 @@ _SLOTS = (
             'first = self.__dict__.setdefault("first", {}); self.leg.replay(step, StepRows(rows.order, rows.request, '
             "rows.num_computed, rows.num_tokens, np.array([first.setdefault(int(request), int(slot)) for request, slot "
             "in zip(rows.request, rows.slot)])),",
+        ),
+        # the first block of each request stays in its row of the table
+        engine=Edit(
+            "kernels.vllm_model_state:ReplayModelState.prepare_attn",
+            "builder.replayssm_decode_base_cpu = base",
+            "builder.replayssm_decode_base_cpu = base; table = block_tables[attn_groups.index(groups)]; "
+            'first = decode_base_snapshot.__dict__.setdefault("first", {}); '
+            "[table[row, :1].copy_(first.setdefault((id(builder), name), table[row, :1].clone())) "
+            "for row, name in enumerate(input_batch.req_ids)]",
         ),
     ),
     made(

@@ -1,11 +1,13 @@
 """Faults that only a whole engine can have: in what Model Runner V2 is told, and in what a FULL CUDA graph reads.
 
-Two of the public list are equivalent mutants here and left out:
+Three of the public list are equivalent mutants here and left out:
 
 - adapter.live_view (a view of the live array of prefill lengths in place of a copy): the builder turns the base into
   cursors inside the very call that sets it, so nothing can change the array between.
 - adapter.no_zero_fill (the base's padded tail keeps old values): a padded row has query_len 0, and such a row gets
   write_pos 0 and no flush whatever its base is.
+- kernel.pad_output (padded rows leave their output unwritten), which the kernel level catches: vLLM's forward hands the
+  op a tensor that it fills with zeros in the same step, inside a graph too, so an unwritten row is zero all the same.
 """
 
 from __future__ import annotations

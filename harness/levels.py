@@ -12,7 +12,7 @@ TARGETS = {
 # generated cases by profile and level
 EXAMPLES = {
     "smoke": {"kernel": 50, "schedule": 100, "engine": 0},
-    "ci": {"kernel": 500, "schedule": 2000, "engine": 50},
+    "ci": {"kernel": 500, "schedule": 2000, "engine": 150},
     "nightly": {"kernel": 5000, "schedule": 20000, "engine": 500},
 }
 PROFILES = tuple(EXAMPLES)

@@ -43,7 +43,8 @@ def _engine_settings(planned: Planned) -> tuple[object, ...]:
     """What cases must share to be played by one engine."""
     case = planned.case
     sizes = () if case.graphs is None else case.graphs.capture_sizes
-    return case.inputs.regime == "trained", astuple(case.replay), sizes
+    few = case.cache.num_blocks or 0
+    return case.inputs.regime == "trained", case.cache.mode, few, astuple(case.replay), sizes
 
 
 def kept_cases(level: str) -> list[Planned]:

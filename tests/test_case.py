@@ -62,6 +62,18 @@ WRONG_FIELDS: dict[str, tuple[Callable[[Json], None], str]] = {
     "capture sizes": (set_at("graphs", value={"capture_sizes": [4, 2]}), "graphs.capture_sizes: must be ascending"),
     "row shape": (set_at("steps", 0, "rows", 0, value=[0]), "steps[0].rows[0]: must be [request, num_tokens]"),
     "align block": (set_at("cache", value={"mode": "align", "block_size": 0}), "cache.block_size: must be from 1"),
+    "few blocks, no size": (
+        set_at("cache", value={"mode": "none", "block_size": 0, "num_blocks": 9}),
+        "cache.block_size: must be from 1",
+    ),
+    "few blocks and prefixes": (
+        set_at("cache", value={"mode": "align", "block_size": 4, "num_blocks": 9}),
+        'cache.num_blocks: goes with mode "none" only',
+    ),
+    "no blocks": (
+        set_at("cache", value={"mode": "none", "block_size": 4, "num_blocks": 1}),
+        "cache.num_blocks: must be from 2",
+    ),
 }
 
 
@@ -148,5 +160,4 @@ def test_scenarios_show_what_they_guard() -> None:
     assert table["padded-step"]["padded_step"] == 6
     assert table["abort-mid-ring"]["abort_mid_ring"] == 1
     shown = {name for counts in table.values() for name, count in counts.items() if count}
-    # what only prefix caching shows has no scenario yet
-    assert set(names()) - shown <= {"forced_flush", "block_crossing", "prefix_hit"}
+    assert set(names()) - shown <= {"padding_filled", "resume_chunked"}

@@ -55,6 +55,10 @@ SHOWN_BY = {
     "cursor.leftover_append": "one-token-tail",
     "cursor.align_no_max": "align",
     "cursor.align_no_flush": "align",
+    "cursor.align_wrong_block": "align-hit-on-decoded-block-of-32",
+    "batch.first_token_decode": "first-chunk-on-recycled-slot",
+    "slot.no_zero": "slot-reuse-mid-ring",
+    "slot.stale_after_resume": "resume-into-another-slot",
 }
 # those of graphs and of the model runner's adapter are in tests/test_engine_graphs.py,
 # host reads in tests/test_engine_sync.py
@@ -64,7 +68,7 @@ PLANTED = [
     if "engine" in fault.levels and not name.startswith(("graph.", "adapter.", "sync."))
 ]
 # an engine opens once for all of its cases
-PLANTED.sort(key=lambda pair: pair[1] == "align")
+PLANTED.sort(key=lambda pair: pair[1].startswith("align"))
 
 
 def _judged(path: EnginePath, case: Case) -> Record:

@@ -17,13 +17,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from replay_parity.cases import strategies
-from replay_parity.cases.case import Cache, Case, Graphs
+from replay_parity.cases.case import Case, Graphs
 from replay_parity.cases.geometry import ENGINE
 from replay_parity.cases.script import CUTS, EVENTS, JOINS, Turn, write_steps
-from replay_parity.cases.situations import NEEDS_LONGER_RING, excluded, legal_pairs, names, situations
+from replay_parity.cases.situations import NEEDS_FREE_HAND, NEEDS_LONGER_RING, excluded, legal_pairs, names, situations
 from replay_parity.cases.timeline import Timeline, play
+from replay_parity.harness.playable import cannot_play
 
-DRAWS = {"schedule": 300, "engine": 100}
+DRAWS = {"schedule": 300, "engine": 150}
 # share of legal pairs among 300 cases: at least 0.988 over seeds 0 to 9
 PAIR_SHARE = 0.98
 PHASES = (Phase.generate, Phase.shrink)
@@ -101,10 +102,24 @@ def test_rows_stand_in_batch_order(level: str) -> None:
 
 def test_engine_cases_fit_the_engine() -> None:
     for case in sample("engine"):
-        assert (case.geometry, case.cache) == (ENGINE, Cache()) and case.graphs in (None, Graphs((2, 4)))
+        assert cannot_play("engine", case) is None
+        assert case.geometry == ENGINE and case.cache in strategies.ENGINE_CACHES
+        assert case.graphs in (None, Graphs(strategies.ENGINE_CAPTURE_SIZES))
         assert {case.replay.ring_dtype, case.replay.state_dtype, case.replay.activation_dtype} == {"float32"}
-        assert len(case.requests) <= 4 and len(case.steps) <= 27
-        assert all(request.prompt_len <= 24 and request.output_len <= 27 for request in case.requests)
+        assert len(case.requests) <= 8
+        # four cycles of the longest ring, behind two turns and before the usual number of steps
+        assert len(case.steps) <= 4 * 16 + 1 + 2 * 17 + strategies.MOST_STEPS + 10
+
+
+def test_engine_cases_are_as_many_kinds_as_asked_for() -> None:
+    """Each cache, graphs in half, up to eight requests, prompts over several blocks, and every situation."""
+    cases = sample("engine")
+    assert {case.cache for case in cases} == set(strategies.ENGINE_CACHES)
+    assert 0.4 < sum(case.graphs is not None for case in cases) / len(cases) < 0.6
+    assert max(len(case.requests) for case in cases) == 8
+    assert max(request.prompt_len for case in cases for request in case.requests) > 3 * 32
+    missing = [name for name in names() if not any(name in found for found in shown("engine"))]
+    assert missing == []
 
 
 def test_steps_stay_few() -> None:
@@ -142,6 +157,14 @@ def test_excluded_pairs_never_occur() -> None:
     assert not any("one_entry_ring" in found for found in longer)
     assert excluded("append", "one_entry_ring") == excluded("one_entry_ring", "append") != None  # noqa: E711
     assert excluded("append", "flush") is None
+
+
+def test_what_few_blocks_exclude_never_occurs_with_them() -> None:
+    """Nobody is skipped, nor admitted in the step in which another one gives way, nor has a prefix hit."""
+    few = [found for case, found in zip(sample("schedule"), shown("schedule"), strict=True) if case.cache.num_blocks]
+    assert sum("natural_preempt" in found for found in few) > 5
+    assert not any(found & set(NEEDS_FREE_HAND) for found in few)
+    assert excluded("prefix_hit", "natural_preempt") == excluded("natural_preempt", "prefix_hit") != None  # noqa: E711
 
 
 def is_short(case: Case) -> bool:
