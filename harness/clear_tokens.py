@@ -8,8 +8,8 @@ from ..cases.case import Case
 from ..cases.inputs import token_ids
 from ..oracles.qwen3_5 import Qwen3_5Oracle
 
-# logits. A router's logits in float32 are off by at most 2.6e-5 (4,000 tokens in four layers), with each weight nudged as
-# well by at most 5.9e-5 (2,300 tokens), and a margin is the difference of two. Without it one Case of 60 tokens in 20
+# logits. A router's logits in float32 are off by at most 2.6e-5 (4,000 tokens in four layers), with each weight nudged
+# as well by at most 5.9e-5 (2,300 tokens); a margin is the difference of two. Without it one Case of 60 tokens in 20
 # would have a token for which two right answers exist
 CLEAR = 2e-4
 DRAWS = 100

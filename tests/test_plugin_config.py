@@ -311,6 +311,28 @@ def test_registering_again_changes_nothing(metadata_module: Any) -> None:
         assert registered.__name__ == f"Replay{architecture}"
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, "image and video"),
+        ({"limit_per_prompt": {"image": 0}}, "video"),
+        ({"limit_per_prompt": {"image": 0, "video": 0}}, None),
+        ({"language_model_only": True}, None),
+    ],
+)
+def test_prompts_are_limited_as_vllm_understands_it(
+    metadata_module: Any, settings: dict[str, Any], refused: str | None
+) -> None:
+    from vllm.config import MultiModalConfig
+
+    asked = config(**MULTIMODAL | {"multimodal_config": MultiModalConfig(**settings)})
+    if refused is None:
+        require_supported(asked)
+        return
+    with pytest.raises(ReplayConfigError, match=f"language_model_only: gdn_replay is untested with {refused} prompts"):
+        require_supported(asked)
+
+
 def test_stock_models_name_no_model_state_of_their_own(metadata_module: Any) -> None:
     """Ours is a subclass of what vLLM takes for them; a stock class that names its own would need another base."""
     from replay_parity.kernels.vllm_model_state import ReplayModelState
