@@ -63,6 +63,7 @@ class Director:
     direction: Direction = field(default_factory=Direction)
     rows: tuple[ScheduledRow, ...] = ()
     attention_blocks: frozenset[int] = frozenset()
+    state_blocks: dict[tuple[str, str], int] = field(default_factory=dict)
     on_release: Callable[[list[int]], None] | None = None
 
     def direct(self, step: int, direction: Direction) -> None:
@@ -111,6 +112,9 @@ def directed_scheduler_class() -> type[Any]:
             self._attention_groups = [
                 index for index, group in enumerate(groups) if not isinstance(group.kv_cache_spec, MambaSpec)
             ]
+            self._state_groups = [
+                (index, group) for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, MambaSpec)
+            ]
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             director = self.director
@@ -133,6 +137,7 @@ def directed_scheduler_class() -> type[Any]:
             output.num_scheduled_tokens = {name: output.num_scheduled_tokens[name] for name in order}
             director.rows = _scheduled_rows(output, sort_batch_req_ids(output.num_scheduled_tokens, {}, 1))
             director.attention_blocks = frozenset(self._held_blocks(self._attention_groups))
+            director.state_blocks = self._state_blocks(director.rows)
             self._last_held = self._held_blocks()
             return output
 
@@ -173,8 +178,8 @@ def directed_scheduler_class() -> type[Any]:
             direction = self.director.direction
             told, preempted = {*direction.preempt, *direction.give_way}, output.preempted_req_ids or set()
             for request_id in sorted(told ^ preempted):
-                wanted, got = ("to be preempted", "it was not") if request_id in told else ("no preemption", "one")
-                raise DirectionError(self.director.step, request_id, wanted, got)
+                words = ("to be preempted", "it was not") if request_id in told else ("no preemption", "one")
+                raise DirectionError(self.director.step, request_id, *words)
 
         def _why(self, request_id: str, got: int) -> str:
             request = self.requests.get(request_id)
@@ -197,6 +202,17 @@ def directed_scheduler_class() -> type[Any]:
                 for block in blocks
                 if block
             }
+
+        def _state_blocks(self, rows: tuple[ScheduledRow, ...]) -> dict[tuple[str, str], int]:
+            found = {}
+            for row in rows:
+                held = self.kv_cache_manager.get_block_ids(row.request_id)
+                for index, group in self._state_groups:
+                    spec = group.kv_cache_spec
+                    last = row.num_computed + row.num_tokens - 1
+                    column = last // spec.block_size if spec.mamba_cache_mode == "align" else 0
+                    found[row.request_id, group.layer_names[0]] = held[index][column]
+            return found
 
         def _tell_released(self) -> None:
             if self.director.on_release is None:

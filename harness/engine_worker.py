@@ -21,6 +21,7 @@ from .directed_scheduler import Direction, DirectionError, Director, directed_sc
 from .engine_interpreter import HelperKernels
 from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
+from .engine_slots import slot_events
 from .engine_sync import watch_host_reads
 from .engine_trace import EngineConfig, EngineTrace
 from .graphs import EngineGraphs, allow_graphs, graph_args
@@ -204,7 +205,9 @@ class Engine:
         graph_rows = self._graph_rows(index, log)
         log.events += self.sync.events(index)
         if self.config.observed and self.config.judged:
-            requests = [numbers[row.request_id] for row in self.director.rows]
+            sent = self.director.rows
+            log.events += slot_events(index, log.reported, sent, numbers, self.director.state_blocks)
+            requests = [numbers[row.request_id] for row in sent]
             log.events += self.memory.audit(index, log.reported, requests, self.director.attention_blocks)
         log.add_step(index, self.director.rows, numbers, graph_rows)
         for output in outputs:

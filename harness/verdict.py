@@ -18,7 +18,7 @@ from .trace import Failure
 class Verdict:
     """The outcome of one Case at one level.
 
-    ``symptom`` (mismatch, poison, out_of_bounds, stale_graph, cursor, host_sync, exception, timeout, crash,
+    ``symptom`` (mismatch, poison, out_of_bounds, slot, stale_graph, cursor, host_sync, exception, timeout, crash,
     not_entered) and ``stage`` are None on a pass. ``distances`` and ``limits`` share their keys.
     """
 

@@ -327,7 +327,7 @@ def test_of_equal_steps_a_third_is_watched_and_the_first_of_each_kind(monkeypatc
     worker = SimpleNamespace(
         model_runner=[device], execute_model=lambda scheduled: device.tolist(), sample_tokens=lambda: device.numpy()
     )
-    watch = engine_sync.SyncWatch(worker)
+    watch = engine_sync.SyncWatch(worker, True)
 
     def reads(*tokens: int) -> int:
         watch.sentinel.forget()
