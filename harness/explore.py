@@ -22,6 +22,8 @@ from .outcome import FAIL
 from .run_dir import GENERATED
 
 CHUNK_SIZE = 50
+# seconds a case: what a chunk has found is kept when it ends
+ENGINE_CHUNK_SIZE = 25
 # environment variable: the directory of a Hypothesis database, private or shared
 DATABASE = "REPLAY_PARITY_DATABASE"
 REGIMES = {
@@ -29,8 +31,8 @@ REGIMES = {
     "schedule": ("exact", "model_like", "adversarial"),
     "engine": ("model_like",),
 }
-# seconds a case: a failure found in the engine is shrunk at the levels below, where they see it too
-PHASES = {"engine": (Phase.generate,)}
+# smaller cases that are tried once one has failed: seconds each in the engine. Elsewhere Hypothesis stops by itself
+ENGINE_SHRINKS = 30
 # every so many chunks one is steered by hypothesis.target, which works on Hypothesis' own draws alone; the others draw
 # each case anew: 300 cases of theirs were all distinct and showed 99 % of the pairs of situations, steered ones 94 %
 STEERED = 4
@@ -72,7 +74,8 @@ class _Found(AssertionError):
 
 def chunks(level: str, seed: int, examples: int) -> list[Chunk]:
     """A campaign of ``examples`` cases."""
-    sizes = [min(CHUNK_SIZE, examples - start) for start in range(0, examples, CHUNK_SIZE)]
+    most = ENGINE_CHUNK_SIZE if level == "engine" else CHUNK_SIZE
+    sizes = [min(most, examples - start) for start in range(0, examples, most)]
     return [Chunk(level, REGIMES[level], seed, index, size) for index, size in enumerate(sizes)]
 
 
@@ -83,6 +86,8 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
     """
     kept: list[Judged] = []
     smallest: list[Judged] = []
+    known: dict[Case, Judged] = {}
+    shrinks_left = ENGINE_SHRINKS if chunk.level == "engine" else math.inf
 
     # above the seed, which sets the database to None
     @settings(
@@ -97,8 +102,16 @@ def explore(chunk: Chunk, judge: Callable[[Case], Judged]) -> list[Judged]:
     @hypothesis.seed(chunk.seed * 1_000_003 + chunk.index)
     @given(cases(chunk.level, chunk.regimes))
     def property_holds(case: Case) -> None:
+        nonlocal shrinks_left
         number = len(kept) - bool(smallest)
-        judged = judge(replace(case, id=f"{chunk.prefix}-{number:03d}"))
+        named = replace(case, id=f"{chunk.prefix}-{number:03d}")
+        # Hypothesis asks again for what it has found before
+        judged = known.get(named)
+        if judged is None:
+            if smallest and shrinks_left == 0:
+                return
+            shrinks_left -= bool(smallest)
+            known[named] = judged = judge(named)
         if judged.record["verdict"] == FAIL:
             smallest[:] = [judged]
             if len(kept) == number:
@@ -123,7 +136,7 @@ def _database() -> DirectoryBasedExampleDatabase | None:
 
 def _phases(chunk: Chunk) -> tuple[Phase, ...]:
     """What was found before comes first, in the first chunk."""
-    phases = PHASES.get(chunk.level, (Phase.generate, Phase.target, Phase.shrink))
+    phases = (Phase.generate, Phase.target, Phase.shrink)
     return (Phase.reuse, *phases) if os.environ.get(DATABASE) and chunk.index == 0 else phases
 
 

@@ -13,10 +13,10 @@ from replay_parity.cases.case import Case
 from replay_parity.cases.corpus import corpus, for_engine
 from replay_parity.cases.timeline import play
 from replay_parity.harness.campaign import run_campaign
-from replay_parity.harness.explore import DATABASE, Chunk, chunks, explore
+from replay_parity.harness.explore import DATABASE, ENGINE_SHRINKS, Chunk, chunks, explore
 from replay_parity.harness.fault_catalogue import FAULTS, Edit, Fault
 from replay_parity.harness.fault_run import CAUGHT, NOT_RUN, SURVIVED, hunt
-from replay_parity.harness.judge_case import judge_case
+from replay_parity.harness.judge_case import Judged, judge_case
 from replay_parity.harness.outcome import FAIL, PASS
 from replay_parity.harness.paths import open_path
 from replay_parity.harness.progress import say_hunts
@@ -56,6 +56,24 @@ def test_a_failure_comes_out_small_and_replays(fault: str) -> None:
     assert len(found.case.requests) <= 2 and len(found.case.steps) <= 8
     assert judge_case(SchedulePath(fault), found.case).record["verdict"] == FAIL
     assert judge_case(SchedulePath(), found.case).record["verdict"] == PASS
+
+
+def test_an_engine_failure_is_shrunk_within_a_budget() -> None:
+    """The schedule level stands in for the engine, which takes seconds a case: each is judged once, few are tried."""
+    path = SchedulePath("cursor.prompt_base")
+    tried: list[Case] = []
+
+    def judge(case: Case) -> Judged:
+        tried.append(case)
+        return judge_case(path, case)
+
+    found = explore(chunks("engine", SEED, 25)[0], judge)
+    first = next(place for place, case in enumerate(tried) if judge_case(path, case).record["verdict"] == FAIL)
+    assert len(found) == first + 1 <= 25 and found[-1].record["verdict"] == FAIL
+    assert len(tried) - first - 1 == ENGINE_SHRINKS
+    assert len(set(tried[first:])) == ENGINE_SHRINKS + 1
+    smaller = found[-1].case
+    assert sum(len(step.rows) for step in smaller.steps) < sum(len(step.rows) for step in tried[first].steps)
 
 
 def test_a_database_brings_back_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
