@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from replay_parity.cases.corpus import corpus
 from replay_parity.cases.scenarios import scenarios
-from replay_parity.harness.run_dir import RunDir, RunDirError, read_records
+from replay_parity.harness.run_dir import RunDir, RunDirError, read_records, read_settings
 
 EXAMPLES = 6
 PLANNED = len(corpus()) + len(scenarios()) + EXAMPLES
@@ -24,6 +24,16 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "replay_parity", *words], cwd=folder, capture_output=True, text=True, timeout=300
     )
+
+
+def without_vllm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """vLLM is hidden by a finder that does not find it."""
+    hide = (
+        "import sys, importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'vllm' else real(name, *a)\n"
+        "from replay_parity.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run([sys.executable, "-c", hide, *words], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +125,15 @@ BAD_USAGE = {
     "scenario": (("cases", "show", "nothing"), "there is no scenario 'nothing'"),
     "resume": (("run", "--resume", "none"), "--resume none: summary.json cannot be read"),
     "report": (("report", "none"), "none"),
+    "architecture": (
+        ("run", "--architecture", "Qwen3"),
+        "replay-parity: --architecture Qwen3: is not served; use one of Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, "
+        "Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration\n",
+    ),
+    "architecture without a model": (
+        ("run", "--level", "schedule", "--architecture", "Qwen3_5MoeForCausalLM"),
+        "--architecture Qwen3_5MoeForCausalLM: only level engine loads a model; add --level engine",
+    ),
 }
 
 
@@ -160,21 +179,35 @@ def test_resume_goes_on_behind_a_cut_line(passing: Path, tmp_path: Path) -> None
     assert (cut / "records.jsonl").read_text() == whole
 
 
+def test_resume_keeps_what_the_engine_was_asked_with(passing: Path, tmp_path: Path) -> None:
+    """Also from a summary of an earlier version, which says nothing of either."""
+    summary = json.loads((passing / "summary.json").read_text())
+    assert (summary["engine_arg"], summary["architecture"]) == ([], "Qwen3_5ForCausalLM")
+    asked = {"engine_arg": ["max_num_seqs=4"], "architecture": "Qwen3_5MoeForCausalLM"}
+    for kept, wanted in ((asked, asked), ({}, {"engine_arg": [], "architecture": "Qwen3_5ForCausalLM"})):
+        earlier = {name: value for name, value in summary.items() if name not in asked} | kept
+        (tmp_path / "summary.json").write_text(json.dumps(earlier))
+        settings = read_settings(tmp_path)
+        assert {name: settings[name] for name in asked} == wanted and settings["seed"] == summary["seed"]
+
+
+def test_a_resumed_architecture_is_planned_and_told(tmp_path: Path) -> None:
+    """With vLLM hidden the engine level plans its cases and runs none."""
+    words = ("run", "--level", "engine", "--examples", "0", "--out", "moe", "--architecture", "Qwen3_5MoeForCausalLM")
+    for given in (words, ("run", "--resume", "moe")):
+        done = without_vllm(tmp_path, *given)
+        assert done.returncode == 3, done.stderr
+        summary = json.loads((tmp_path / "moe" / "summary.json").read_text())
+        assert summary["architecture"] == "Qwen3_5MoeForCausalLM"
+        assert summary["command"].endswith("--architecture Qwen3_5MoeForCausalLM")
+        reasons = {entry["reason"] for entry in summary["not_planned"] if entry["id"].startswith("trained-")}
+        assert reasons == {"inputs.regime: there is a trained checkpoint of Qwen3_5ForCausalLM alone; use model_like"}
+
+
 def test_engine_level_without_vllm_says_how_to_get_it(tmp_path: Path) -> None:
-    """vLLM is hidden by a finder that does not find it; the other levels do not need it."""
-    hide = (
-        "import sys, importlib.util as u; real = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'vllm' else real(name, *a)\n"
-        "from replay_parity.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    )
+    """The other levels do not need it."""
     for level, status in (("schedule", 0), ("engine", 3)):
-        done = subprocess.run(
-            [sys.executable, "-c", hide, "run", "--level", level, "--examples", "0", "--out", level],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = without_vllm(tmp_path, "run", "--level", level, "--examples", "0", "--out", level)
         assert done.returncode == status, done.stderr
     assert len(done.stderr.splitlines()) == 1 and "pip install" in done.stderr
 

@@ -1,4 +1,4 @@
-"""The tiny checkpoint: the same arguments give the same bytes, and its recurrent state decides what comes out.
+"""The tiny checkpoints: the same arguments give the same bytes, and the recurrent state decides what comes out.
 
 Bytes are compared in fresh cache directories, two processes race for one, and the oracle reads the checkpoint twice:
 as it is and with gates that forget at once. If that changed little, an engine that loses its state would pass.
@@ -7,6 +7,7 @@ as it is and with gates that forget at once. If that changed little, an engine t
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from replay_parity.cases.geometry import ENGINE, TINY
+from replay_parity.cases.refusal import Refusal
+from replay_parity.harness.architectures import ARCHITECTURES
 from replay_parity.harness.checkpoint import VOCAB_SIZE, default_cache_dir, tiny_checkpoint
+from replay_parity.kernels.vllm_config import MODEL_TYPES
 from replay_parity.oracles.qwen3_5 import Qwen3_5Oracle
 from safetensors.torch import load_file, save_file
 
@@ -23,8 +27,9 @@ def _digest(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
 
 
-def test_same_arguments_same_name_and_bytes(tmp_path: Path) -> None:
-    one, two = (tiny_checkpoint(ENGINE, 3, tmp_path / name) for name in ("one", "two"))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_same_arguments_same_name_and_bytes(tmp_path: Path, architecture: str) -> None:
+    one, two = (tiny_checkpoint(ENGINE, 3, tmp_path / name, architecture) for name in ("one", "two"))
     assert one.name == two.name
     assert _digest(one) == _digest(two)
     assert set(_digest(one)) == {"config.json", "model.safetensors"}
@@ -35,6 +40,32 @@ def test_seed_and_geometry_are_in_the_name(tmp_path: Path) -> None:
     paths = [tiny_checkpoint(geometry, seed, tmp_path) for geometry, seed in asked]
     assert len({path.name for path in paths}) == 3
     assert len({_digest(path)["model.safetensors"] for path in paths}) == 3
+
+
+def test_architectures_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    """Each as small as the other, named as vLLM and transformers read it; what two of them share is the same."""
+    paths = {name: tiny_checkpoint(ENGINE, 0, tmp_path, name) for name in ARCHITECTURES}
+    assert len({path.name for path in paths.values()}) == len(ARCHITECTURES)
+    weights = {name: load_file(path / "model.safetensors") for name, path in paths.items()}
+    text = weights["Qwen3_5ForCausalLM"]
+    for name, kind in ARCHITECTURES.items():
+        config = json.loads((paths[name] / "config.json").read_text())
+        assert (config["architectures"], config["model_type"]) == ([name], kind.model_type)
+        assert config.get("text_config", config)["model_type"] == kind.text_model_type
+        assert 1e6 < sum(tensor.numel() for tensor in weights[name].values()) < 2e6
+        prefix = "model.language_model." if kind.multimodal else "model."
+        for shared in ("layers.0.linear_attn.A_log", "layers.3.self_attn.q_proj.weight", "embed_tokens.weight"):
+            assert torch.equal(weights[name][prefix + shared], text[f"model.{shared}"])
+
+
+def test_the_table_of_architectures_is_the_plugins() -> None:
+    assert {name: kind.text_model_type for name, kind in ARCHITECTURES.items()} == MODEL_TYPES
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"^--architecture Qwen3: is not served; use one of Qwen3_5ForCausalLM, "):
+        tiny_checkpoint(ENGINE, 0, tmp_path, "Qwen3")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_checkpoint_is_not_written_again(tmp_path: Path) -> None:
@@ -71,8 +102,9 @@ def test_cache_directory_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monke
     assert default_cache_dir().name == "replay-parity"
 
 
-def test_gates_follow_the_law_of_trained_models(tmp_path: Path) -> None:
-    weights = load_file(tiny_checkpoint(ENGINE, 0, tmp_path) / "model.safetensors")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gates_follow_the_law_of_trained_models(tmp_path: Path, architecture: str) -> None:
+    weights = load_file(tiny_checkpoint(ENGINE, 0, tmp_path, architecture) / "model.safetensors")
     rates = torch.cat([tensor for name, tensor in weights.items() if name.endswith("A_log")]).exp()
     steps = torch.nn.functional.softplus(
         torch.cat([tensor for name, tensor in weights.items() if name.endswith("dt_bias")])
@@ -84,8 +116,9 @@ def test_gates_follow_the_law_of_trained_models(tmp_path: Path) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in weights.values())
 
 
-def test_the_state_decides_what_comes_out(tmp_path: Path) -> None:
-    path = tiny_checkpoint(ENGINE, 0, tmp_path / "cache")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_state_decides_what_comes_out(tmp_path: Path, architecture: str) -> None:
+    path = tiny_checkpoint(ENGINE, 0, tmp_path / "cache", architecture)
     tokens = torch.randint(0, VOCAB_SIZE, (64,), generator=torch.Generator().manual_seed(0)).tolist()
     remembers = Qwen3_5Oracle.load(path).log_probs(tokens)
     assert torch.isfinite(remembers).all()
