@@ -25,6 +25,7 @@ class BuilderPath(SchedulePath):
     """
 
     target = "builder"
+    options: tuple[str, ...] = ("--target", "builder")
 
     def __init__(self, fault: str | None = None) -> None:
         super().__init__(fault)

@@ -43,11 +43,15 @@ class Legs:
 
 
 class Path(Protocol):
-    """One level and the implementation it drives; ``fault`` is planted in the subject's leg alone."""
+    """One level and the implementation it drives; ``fault`` is planted in the subject's leg alone.
+
+    ``options``: the words of a command line that open the path again, beside level and fault.
+    """
 
     level: str
     target: str
     fault: str | None
+    options: tuple[str, ...]
 
     def run(self, case: Case) -> Legs:
         """All three legs. What goes wrong inside a leg comes back as ``Legs.failure``, never as an exception."""

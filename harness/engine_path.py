@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,11 @@ class EnginePath:
         architecture: str = DEFAULT_ARCHITECTURE,
     ) -> None:
         self.fault, self.target, self.architecture = fault, target, architecture
+        self.options: tuple[str, ...] = (
+            *(("--target", target) if target != "plugin" else ()),
+            *(("--architecture", architecture) if architecture != DEFAULT_ARCHITECTURE else ()),
+            *(word for key, value in engine_args for word in ("--engine-arg", f"{key}={json.dumps(value)}")),
+        )
         text_only = (("language_model_only", True),) if known_architecture(architecture).multimodal else ()
         self.engine_args = (*text_only, *engine_args)
         # on a GPU an engine takes its share of the memory as a whole

@@ -38,5 +38,5 @@ def judge_case(path: Path, case: Case) -> Judged:
             verdict = judge(legs)
         except Exception as error:
             verdict = Verdict(UNKNOWN, "exception", "harness", f"{type(error).__name__}: {error}")
-    record = make_record(case, path.level, path.target, path.fault, verdict, legs, architecture)
+    record = make_record(case, path, verdict, legs)
     return Judged(case, record, time.perf_counter() - started)

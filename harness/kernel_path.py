@@ -28,6 +28,7 @@ class KernelPath:
 
     def __init__(self, fault: str | None = None, target: str = "torch") -> None:
         self.fault, self.target = fault, target
+        self.options: tuple[str, ...] = ("--target", target) if target != "torch" else ()
 
     @torch.inference_mode()
     def run(self, case: Case) -> Legs:

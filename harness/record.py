@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from typing import Any
 
 from ..cases.case import Case
 from ..cases.situations import situations
 from ..cases.timeline import Timeline, play
 from .architectures import DEFAULT_ARCHITECTURE
-from .contract import Legs
+from .contract import Legs, Path
 from .outcome import PASS
 from .trace import Cursors
 from .verdict import Verdict
@@ -18,28 +19,22 @@ from .verdict import Verdict
 Record = dict[str, Any]
 
 
-def make_record(
-    case: Case,
-    level: str,
-    target: str,
-    fault: str | None,
-    verdict: Verdict,
-    legs: Legs | None,
-    architecture: str = DEFAULT_ARCHITECTURE,
-) -> Record:
-    """The record of one Case at one level. ``case`` and ``timeline`` are kept where there is something to look at.
+def make_record(case: Case, path: Path, verdict: Verdict, legs: Legs | None) -> Record:
+    """The record of one Case in a path. ``case`` and ``timeline`` are kept where there is something to look at.
 
-    ``architecture`` is in the record, and in the command that runs it again, where it is not the first one.
+    ``architecture`` is there where it is not the first one.
     """
     timeline = play(case)
+    # of a level that loads no model there is none
+    architecture = getattr(path, "architecture", DEFAULT_ARCHITECTURE)
     found = situations(case, timeline)
     return {
         "id": case.id,
-        "level": level,
-        "target": target,
+        "level": path.level,
+        "target": path.target,
         **({} if architecture == DEFAULT_ARCHITECTURE else {"architecture": architecture}),
         "regime": case.inputs.regime,
-        "fault": fault,
+        "fault": path.fault,
         "verdict": verdict.outcome,
         "symptom": verdict.symptom,
         "stage": verdict.stage,
@@ -51,7 +46,7 @@ def make_record(
         "counts": _counts(found, legs),
         "stock_reads": [] if legs is None or legs.subject is None else list(legs.subject.stock_reads),
         "guards": case.guards or None,
-        "rerun": rerun_command(case, level, target, fault, architecture) if verdict.outcome != PASS else None,
+        "rerun": rerun_command(case, path) if verdict.outcome != PASS else None,
         "case": case.to_json() if verdict.outcome != PASS else None,
         "timeline": _picture(case, timeline, legs) if verdict.outcome != PASS else None,
     }
@@ -68,15 +63,11 @@ def failure_name(case_id: str, level: str) -> str:
     return f"{level}-{safe}.json"
 
 
-def rerun_command(
-    case: Case, level: str, target: str, fault: str | None, architecture: str = DEFAULT_ARCHITECTURE
-) -> str:
+def rerun_command(case: Case, path: Path) -> str:
     """The command that judges the case again, to be typed in the run's directory."""
-    words = ["replay-parity", "replay", f"failures/{failure_name(case.id, level)}", "--level", level]
-    words += ["--target", target] if level == "kernel" and target != "torch" else []
-    words += ["--architecture", architecture] if architecture != DEFAULT_ARCHITECTURE else []
-    words += ["--fault", fault] if fault else []
-    return " ".join(words)
+    words = ["replay-parity", "replay", f"failures/{failure_name(case.id, path.level)}", "--level", path.level]
+    words += [*path.options, *(["--fault", path.fault] if path.fault else [])]
+    return shlex.join(words)
 
 
 def _counts(found: dict[str, int], legs: Legs | None) -> dict[str, int]:

@@ -26,6 +26,7 @@ class SchedulePath:
 
     level = "schedule"
     target = "torch"
+    options: tuple[str, ...] = ()
 
     def __init__(self, fault: str | None = None) -> None:
         self.fault = fault

@@ -6,12 +6,17 @@ arguments of the user's reach the engine the same way.
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
+from replay_parity.__main__ import _engine_args
 from replay_parity.cases.engine_scenarios import engine_scenarios
+from replay_parity.harness.builder_path import BuilderPath
 from replay_parity.harness.engine_path import EnginePath
 from replay_parity.harness.faults import FaultError
 from replay_parity.harness.judge_case import judge_case
 from replay_parity.harness.paths import LevelUnavailable, open_path
+from replay_parity.harness.record import rerun_command
 
 pytestmark = pytest.mark.engine
 
@@ -40,3 +45,16 @@ def test_engine_arguments_reach_the_engine(argument: tuple[str, int], outcome: s
         path.close()
     assert record["verdict"] == outcome, record["reason"]
     assert words is None or words in record["reason"]
+
+
+def test_a_record_says_how_the_engine_was_opened() -> None:
+    """The command that judges a case again opens the same engine: target, model and engine arguments."""
+    arguments = (("max_num_seqs", 4), ("compilation_config", {"mode": 0}), ("dtype", "float32"))
+    path = EnginePath("cursor.prompt_base", engine_args=arguments, architecture="Qwen3_5MoeForCausalLM")
+    command = rerun_command(CASE, path)
+    words = shlex.split(command)[3:]
+    assert words[:4] == ["--level", "engine", "--architecture", "Qwen3_5MoeForCausalLM"]
+    assert words[-2:] == ["--fault", "cursor.prompt_base"]
+    assert _engine_args(words[5:-2:2]) == arguments
+    assert "--target vllm-native" in rerun_command(CASE, EnginePath(target="vllm-native"))
+    assert "--target builder" in rerun_command(CASE, BuilderPath())

@@ -74,7 +74,7 @@ PLANTED.sort(key=lambda pair: pair[1].startswith("align"))
 def _judged(path: EnginePath, case: Case) -> Record:
     """As judge_case, also for a Case that the plan leaves out: the engine plays "align" in blocks of its own size."""
     legs = path.run(case)
-    return make_record(case, path.level, path.target, path.fault, judge(legs), legs)
+    return make_record(case, path, judge(legs), legs)
 
 
 @pytest.fixture(scope="module")
