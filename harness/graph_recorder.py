@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from .compiled_kernels import watching
+
 # operators whose kernels are compiled: they are what a graph holds. All others are Python around such operators
 _COMPILED = ("aten", "prims")
 _COMPILED_PREFIX = "_C"
@@ -108,6 +110,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frozen = asked[0] if asked else grid
         self.graph.operations.append(Operation(run, args, {**kwargs, "grid": frozen}))
 
+    def launched(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Record a compiled kernel, which has run: it writes into its arguments."""
+        self.graph.operations.append(Operation(kernel, args, {}))
+
+    def viewed(self, base: Tensor, view: Tensor) -> None:
+        """A view in compiled code needs no operation: it is the same memory."""
+
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         known = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         leaves = tree_leaves(outputs)
@@ -160,9 +169,9 @@ class HostCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def capture(graph: Graph, host: HostCalls | None = None) -> Iterator[Recorder]:
-    """Record what runs inside the block, Triton's interpreted launches included."""
+    """Record what runs inside the block, Triton's interpreted launches and compiled kernels included."""
     recorder = Recorder(graph, host)
-    with recorder, _recorded_launches(recorder):
+    with recorder, _recorded_launches(recorder), watching(recorder):
         yield recorder
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .compiled_kernels import watching
 from .sync_reads import FROM_HOST, FUNCTIONS, OPERATORS, Reads, operator_name
 
 _MARK = "_replay_parity_on_device"
@@ -74,8 +75,18 @@ class Sentinel:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Follow what the block computes from marked tensors, and keep its reads."""
-        with self._functions, self._operators:
+        with self._functions, self._operators, watching(self):
             yield
+
+    def launched(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """A compiled kernel has run: there is one device, so all of its tensors live where one of them does."""
+        if _touches(args):
+            _mark_all(args)
+
+    def viewed(self, base: Tensor, view: Tensor) -> None:
+        """Compiled code has taken a view of one of its buffers."""
+        if is_marked(base):
+            setattr(view, _MARK, True)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
