@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ from ..cases.case import Case
 from .engine_children import Child, ForkRefused, SpawnedChild, open_child, spawn_from_now_on
 from .engine_trace import EngineConfig, EngineTrace
 from .engine_worker import Opened, Play, Raised, Refused
+from .execution import may_compile
 
 Symptom = Literal["exception", "timeout", "crash"]
 Stage = Literal["start", "play"]
@@ -60,6 +63,9 @@ class EngineProcess:
         self.config, self.fault = config, fault
         self.start_timeout, self.case_timeout = start_timeout, case_timeout
         self.block_size: int | None = None
+        # vLLM's mode and cudagraph_mode, once it is open
+        self.execution: dict[str, str] | None = None
+        self._caches: tempfile.TemporaryDirectory[str] | None = None
         self._open_child = child
         self._child: Child | None = None
         self._lock = threading.Lock()
@@ -78,6 +84,12 @@ class EngineProcess:
         """Process id of the child, None while there is none."""
         child = self._child
         return None if child is None else child.pid
+
+    @property
+    def caches(self) -> Path | None:
+        """Where the child keeps what it compiles, None where it is eager or there is none."""
+        caches = self._caches
+        return None if caches is None else Path(caches.name)
 
     def play(
         self, case: Case, prompts: Sequence[list[int]], forced: Sequence[list[int]]
@@ -103,7 +115,7 @@ class EngineProcess:
                 return EngineFailure("crash", "start", "the engine process was closed")
             self._child = self._open_child()
         try:
-            answer = self._ask("start", self.start_timeout, (self.config, self.fault))
+            answer = self._ask("start", self.start_timeout, (self.config, self.fault, self._own_caches()))
         except ForkRefused as refused:
             _LOG.warning("engines start slowly, in processes of their own: %s", refused)
             spawn_from_now_on()
@@ -113,7 +125,7 @@ class EngineProcess:
             return answer
         if not isinstance(answer, Opened):
             return self._fail("exception", "start", f"the engine answered with {type(answer).__name__}")
-        self.block_size = answer.block_size
+        self.block_size, self.execution = answer.block_size, answer.execution
         return None
 
     def close(self) -> None:
@@ -147,8 +159,18 @@ class EngineProcess:
         self._drop()
         return EngineFailure(symptom, stage, message, log, trace)
 
+    def _own_caches(self) -> Path | None:
+        """A new directory for what this child compiles, which goes with it however it ends; None where it is eager."""
+        if not may_compile(self.config):
+            return None
+        self._caches = tempfile.TemporaryDirectory(prefix="replay-parity-compiled-", ignore_cleanup_errors=True)
+        return self.caches
+
     def _drop(self) -> None:
         with self._lock:
             child, self._child = self._child, None
+            caches, self._caches = self._caches, None
         if child is not None:
             child.end()
+        if caches is not None:
+            caches.cleanup()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 from ..cases.case import Case, Step
@@ -18,16 +19,17 @@ from ..cases.inputs import poisons
 from . import cpu_platform
 from .architectures import ARCHITECTURES
 from .directed_scheduler import Direction, DirectionError, Director, directed_scheduler_class
+from .engine_compile import how_it_runs, prepare_compiling
 from .engine_interpreter import HelperKernels
 from .engine_memory import EngineLayer, EngineMemory
 from .engine_rows import RowLog
 from .engine_slots import slot_events
 from .engine_sync import watch_host_reads
+from .engine_tokens import Tokens, TokensError, check_tokens
 from .engine_trace import EngineConfig, EngineTrace
-from .graphs import EngineGraphs, allow_graphs, graph_args
+from .execution import execution_args
+from .graphs import EngineGraphs, allow_graphs
 from .trace import Event
-
-Tokens = list[int]
 
 # tokens; vLLM raises it where a page of GDN state needs more. Small blocks keep a case's memory, and its poison, small
 SMALL_BLOCK = 32
@@ -52,9 +54,10 @@ class CannotFork:
 
 @dataclass(frozen=True)
 class Opened:
-    """The engine is up, with blocks of ``block_size`` tokens."""
+    """The engine is up, with blocks of ``block_size`` tokens; ``execution``: vLLM's mode and cudagraph_mode."""
 
     block_size: int
+    execution: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,10 @@ class Play:
     forced: Sequence[Tokens]
 
 
-class TokensError(ValueError):
-    """Token ids that do not fit the Case; the message names the request."""
-
-
 class Engine:
     """One open engine. Needs a process of its own: V2's settings and the plugin are fixed as vLLM is imported."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, caches: Path | None = None) -> None:
         if not (config.checkpoint / "config.json").is_file():
             # vLLM would look for a model of that name on a hub
             raise FileNotFoundError(f"checkpoint: there is no config.json in {config.checkpoint}")
@@ -100,6 +99,7 @@ class Engine:
         self.helper_kernels = HelperKernels()
         if config.capture_sizes is not None:
             allow_graphs()
+        prepare_compiling(config, caches)
         self.llm: Any = LLMEngine.from_engine_args(_engine_args(config))
         core = self.llm.engine_core.engine_core
         self.scheduler: Any = core.scheduler
@@ -108,6 +108,7 @@ class Engine:
         self.num_groups = len(self.scheduler.kv_cache_config.kv_cache_groups)
         worker = core.model_executor.driver_worker.worker
         runner = worker.model_runner
+        self.execution = how_it_runs(config, core.vllm_config, runner.model)
         self.memory = EngineMemory(_gdn_layers(runner), config.cache_mode == "align")
         self.vocab_size = int(core.vllm_config.model_config.get_vocab_size())
         if config.block_size and config.block_size != self.block_size:
@@ -138,7 +139,7 @@ class Engine:
         state and ring of every block hold the Case's poison. Raises TokensError for tokens that do not fit the Case,
         DirectionError for a step that the scheduler did not play as written; the engine can go on after either.
         """
-        _check_tokens(case, prompts, forced, self.vocab_size)
+        check_tokens(case, prompts, forced, self.vocab_size)
         if not self.clean:
             self._clean()
         self.clean = False
@@ -233,8 +234,11 @@ class Engine:
         self.clean = True
 
 
-def serve(connection: Connection, config: EngineConfig, fault: str | None) -> None:
-    """Open an engine with ``fault`` planted and answer Play messages until the other side closes."""
+def serve(connection: Connection, config: EngineConfig, fault: str | None, caches: Path | None) -> None:
+    """Open an engine with ``fault`` planted and answer Play messages until the other side closes.
+
+    ``caches``: a directory of this engine's own where it compiles its model.
+    """
     from .faults import plant, plant_after_capture
 
     engine: Engine | None = None
@@ -242,8 +246,8 @@ def serve(connection: Connection, config: EngineConfig, fault: str | None) -> No
         # a fault may sit in a module that imports vLLM
         cpu_platform.prepare()
         with plant(fault, "engine"):
-            engine = Engine(config)
-            connection.send(Opened(engine.block_size))
+            engine = Engine(config, caches)
+            connection.send(Opened(engine.block_size, engine.execution))
             with plant_after_capture(fault):
                 while (message := _receive(connection)) is not None:
                     connection.send(_answer(engine, message))
@@ -271,8 +275,8 @@ def main() -> None:
 
 def serve_first(connection: Connection) -> None:
     """Read which engine to open, then serve it."""
-    config, fault = connection.recv()
-    serve(connection, config, fault)
+    config, fault, caches = connection.recv()
+    serve(connection, config, fault, caches)
 
 
 @cache
@@ -338,7 +342,6 @@ def _engine_args(config: EngineConfig) -> Any:
         "skip_tokenizer_init": True,
         "dtype": config.dtype,
         "seed": 0,
-        "enforce_eager": True,
         "enable_prefix_caching": caching,
         "mamba_cache_mode": config.cache_mode,
         "mamba_ssm_cache_dtype": config.state_dtype,
@@ -356,14 +359,12 @@ def _engine_args(config: EngineConfig) -> Any:
     if caching:
         # every boundary that a chunk or a decode ends on stays cached, not those of prompts alone
         args["prefix_cache_retention_interval"] = None
-    if config.capture_sizes is not None:
-        args |= graph_args(config.capture_sizes)
     if config.native:
         args |= {"use_replayssm": True, "replayssm_buffer_len": config.buffer_len}
     elif config.buffer_len is not None:
         ring = {"buffer_len": config.buffer_len, "ring_dtype": config.ring_dtype}
         args["additional_config"] = {"gdn_replay": ring}
-    return EngineArgs(**(args | dict(config.extra)))
+    return EngineArgs(**(args | dict(config.extra) | execution_args(config)))
 
 
 def _gdn_layers(runner: Any) -> list[EngineLayer]:
@@ -387,15 +388,3 @@ def _counters(config: EngineConfig) -> dict[str, int]:
 
     counters = replay_counters()
     return {"replay_rows": counters.replay_rows, "flush_rows": counters.flush_rows}
-
-
-def _check_tokens(case: Case, prompts: Sequence[Tokens], forced: Sequence[Tokens], vocab_size: int) -> None:
-    for name, lists, length in (("prompts", prompts, "prompt_len"), ("forced", forced, "output_len")):
-        if len(lists) != len(case.requests):
-            raise TokensError(f"{name}: must hold a list for each of {len(case.requests)} requests, not {len(lists)}")
-        for request, tokens in enumerate(lists):
-            wanted = getattr(case.requests[request], length)
-            if len(tokens) != wanted:
-                raise TokensError(f"{name}[{request}]: must hold {length} = {wanted} tokens, not {len(tokens)}")
-            if not all(0 <= token < vocab_size for token in tokens):
-                raise TokensError(f"{name}[{request}]: tokens must be from 0 to {vocab_size - 1}")

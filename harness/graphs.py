@@ -18,17 +18,16 @@ from .trace import Event
 _HOST_CALLS = frozenset(("_C::get_scheduler_metadata",))
 
 
-def graph_args(capture_sizes: Sequence[int]) -> dict[str, Any]:
-    """EngineArgs of an engine with a FULL graph for decode steps of each of these numbers of rows."""
+def graph_config(capture_sizes: Sequence[int]) -> dict[str, Any]:
+    """CompilationConfig of an engine with a FULL graph for decode steps of each of these numbers of rows.
+
+    The model in them is as it is, not compiled, unless the user asks for another mode.
+    """
     return {
-        "enforce_eager": False,
-        # the model as it is: compiled code would be another subject
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": list(capture_sizes),
-            "max_cudagraph_capture_size": max(capture_sizes),
-        },
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": list(capture_sizes),
+        "max_cudagraph_capture_size": max(capture_sizes),
     }
 
 
