@@ -63,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     levels = _levels(_with_target(arguments.level, arguments.target), arguments.fault)
     _check_architecture(arguments.architecture, levels)
     from replay_parity.harness.campaign import run_campaign
+    from replay_parity.harness.compiled_plan import compiled_cases
     from replay_parity.harness.plan import plan, size
     from replay_parity.harness.progress import Progress, say_verdict
     from replay_parity.harness.run_dir import RunDir
@@ -70,6 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     engine_args = _engine_args(arguments.engine_arg)
     jobs, left_out = plan(levels, arguments.profile, arguments.examples, arguments.seed, arguments.architecture)
+    compiled, not_compiled = compiled_cases(levels, arguments.target, engine_args, arguments.architecture)
+    jobs, left_out = [*jobs, *compiled], [*left_out, *not_compiled]
     run_dir = RunDir(arguments.resume or arguments.out, resume=arguments.resume is not None)
     settings = {
         "levels": levels,

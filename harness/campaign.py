@@ -9,6 +9,7 @@ import torch
 
 from ..cases.refusal import Refusal
 from .architectures import DEFAULT_ARCHITECTURE
+from .compiled_plan import PlannedAs
 from .contract import Path
 from .explore import Chunk, explore
 from .judge_case import Judged, judge_case
@@ -44,10 +45,11 @@ def run_campaign(
     """Run what ``run_dir`` does not hold yet; returns a line for each level that could not run at all."""
     records = run_dir.records()
     missing = []
-    for level, group in groupby(jobs, key=lambda job: job.level):
+    for (level, own), group in groupby(jobs, key=lambda job: (job.level, _own_target(job))):
         left = [job for job in group if not is_done(job, records)]
+        subject = (fault, own or target, engine_args, architecture)
         try:
-            for judged in _results(level, left, (fault, target, engine_args, architecture), workers, executor):
+            for judged in _results(level, left, subject, workers, executor):
                 run_dir.add(judged.record, judged.seconds, judged.case)
                 progress(judged)
         except LevelUnavailable as error:
@@ -57,10 +59,16 @@ def run_campaign(
 
 def is_done(job: Job, records: Sequence[Record]) -> bool:
     """Whether a job's records are there; of a chunk any will do, a resumed run drops the unfinished one."""
-    ids = [record["id"] for record in records if record["level"] == job.level]
+    own = _own_target(job)
+    ids = [r["id"] for r in records if r["level"] == job.level and (own is None or r["target"] == own)]
     if isinstance(job, Chunk):
         return any(name.startswith(f"{job.prefix}-") for name in ids)
     return job.case.id in ids
+
+
+def _own_target(job: Job) -> str | None:
+    """The target that a job has whatever the run's is; None leaves it to the run."""
+    return job.target if isinstance(job, PlannedAs) else None
 
 
 def judge_job(path: Path, job: Job) -> list[Judged]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 LEVELS = ("kernel", "schedule", "engine")
+# of the engine level: the plugin in a model that vLLM has compiled
+COMPILED_TARGET = "plugin-compiled"
 # the first of each level is what runs unless another one is asked for
 TARGETS = {
     "kernel": ("torch", "triton", "triton_gpu"),
     "schedule": ("torch", "builder"),
-    "engine": ("plugin", "vllm-native"),
+    "engine": ("plugin", COMPILED_TARGET, "vllm-native"),
 }
 # generated cases by profile and level
 EXAMPLES = {

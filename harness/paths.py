@@ -9,9 +9,11 @@ from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Path
 from .cpu_platform import why_no_engine
 from .decode_op import why_not
+from .execution import compiled_args, why_not_compiled
 from .faults import FaultError
 from .faults import fault as planted_fault
 from .kernel_path import KernelPath
+from .levels import COMPILED_TARGET
 from .schedule_path import SchedulePath
 
 # vLLM's EngineArgs by name
@@ -58,8 +60,13 @@ def open_path(
 def _open_engine(fault: str | None, target: str, engine_args: EngineArgs, architecture: str) -> Path:
     from .engine_path import EnginePath
 
-    if target == "plugin":
-        return EnginePath(fault, engine_args=engine_args, architecture=architecture)
+    if target == COMPILED_TARGET:
+        missing = why_not_compiled()
+        if missing is not None:
+            raise LevelUnavailable(f"{missing}; target plugin runs eagerly")
+        engine_args = compiled_args(engine_args)
+    if target != "vllm-native":
+        return EnginePath(fault, target=target, engine_args=engine_args, architecture=architecture)
     if fault is not None:
         raise FaultError(f"fault: {fault} is planted in the plugin; vllm-native has none of it, use target plugin")
     path = EnginePath(target=target, engine_args=engine_args, architecture=architecture)
