@@ -26,6 +26,7 @@ class Legs:
 
     ``float32`` (engine, where a plain comparison fails): the truth's formulas in float32, several times with other
     roundings. At a token whose sums nearly cancel one float32 evaluation, the baseline's, may be right by luck.
+    ``execution`` (engine): vLLM's mode and cudagraph_mode of the subject's engine, None where it did not open.
     """
 
     level: str
@@ -40,6 +41,7 @@ class Legs:
     summands: Trace | None = None
     wide: Trace | None = None
     float32: tuple[Trace, ...] = ()
+    execution: dict[str, str] | None = None
 
 
 class Path(Protocol):

@@ -23,7 +23,9 @@ from .cpu_platform import has_cuda
 from .engine_pool import MOST_ENGINES, EnginePool
 from .engine_process import EngineFailure, EngineProcess
 from .engine_trace import UNKNOWN, EngineConfig, EngineTrace
+from .execution import compiled_args
 from .invariants import row_findings
+from .levels import COMPILED_TARGET
 from .oracle_path import ledger_cursors
 from .three_leg import numeric_findings
 from .trace import Cursors, Failure, Trace, row_index
@@ -39,8 +41,9 @@ class EnginePath:
     """Two engines play a Case, the subject's and the baseline's; those of earlier Cases stay open for later ones.
 
     target: "plugin", or "vllm-native" for a vLLM with GDN ReplaySSM of its own, which is driven by the same Cases and
-    judged by its log-probabilities: cursors and memory are the plugin's to show. ``engine_args``: more EngineArgs by
-    name, for both engines. ``architecture``: one of ARCHITECTURES; a multimodal one is asked for text alone.
+    judged by its log-probabilities: cursors and memory are the plugin's to show; COMPILED_TARGET: the plugin in a model
+    that vLLM compiles. ``engine_args``: more EngineArgs by name, for both engines, but that the baseline stays eager.
+    ``architecture``: one of ARCHITECTURES; a multimodal one is asked for text alone.
     """
 
     level = "engine"
@@ -59,7 +62,7 @@ class EnginePath:
             *(word for key, value in engine_args for word in ("--engine-arg", f"{key}={json.dumps(value)}")),
         )
         text_only = (("language_model_only", True),) if known_architecture(architecture).multimodal else ()
-        self.engine_args = (*text_only, *engine_args)
+        self.engine_args = (*text_only, *(compiled_args(engine_args) if target == COMPILED_TARGET else engine_args))
         # on a GPU an engine takes its share of the memory as a whole
         most = 1 if has_cuda() else MOST_ENGINES
         self.subjects, self.baselines = EnginePool(fault, most), EnginePool(most=most)
@@ -69,6 +72,10 @@ class EnginePath:
         """Truth from the oracle in float64; both engines play at the same time."""
         timeline = play(case)
         checkpoint = self._checkpoint(case)
+        legs = self._legs(case, timeline, checkpoint)
+        return replace(legs, execution=self._subject(case, checkpoint).execution)
+
+    def _legs(self, case: Case, timeline: Timeline, checkpoint: Path) -> Legs:
         oracle = self._oracle(checkpoint)
         tokens = clear_tokens(case, oracle, VOCAB_SIZE)
         prompts, forced = _split(case, tokens)

@@ -9,7 +9,7 @@ from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Path
 from .cpu_platform import why_no_engine
 from .decode_op import why_not
-from .execution import compiled_args, why_not_compiled
+from .execution import why_not_compiled
 from .faults import FaultError
 from .faults import fault as planted_fault
 from .kernel_path import KernelPath
@@ -64,7 +64,6 @@ def _open_engine(fault: str | None, target: str, engine_args: EngineArgs, archit
         missing = why_not_compiled()
         if missing is not None:
             raise LevelUnavailable(f"{missing}; target plugin runs eagerly")
-        engine_args = compiled_args(engine_args)
     if target != "vllm-native":
         return EnginePath(fault, target=target, engine_args=engine_args, architecture=architecture)
     if fault is not None:

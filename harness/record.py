@@ -12,7 +12,6 @@ from ..cases.situations import situations
 from ..cases.timeline import Timeline, play
 from .architectures import DEFAULT_ARCHITECTURE
 from .contract import Legs, Path
-from .engine_pool import EnginePool
 from .outcome import PASS
 from .trace import Cursors
 from .verdict import Verdict
@@ -29,7 +28,7 @@ def make_record(case: Case, path: Path, verdict: Verdict, legs: Legs | None) -> 
     timeline = play(case)
     # of a level that loads no model there is none
     architecture = getattr(path, "architecture", DEFAULT_ARCHITECTURE)
-    execution = None if legs is None else _execution(path)
+    execution = None if legs is None else legs.execution
     found = situations(case, timeline)
     return {
         "id": case.id,
@@ -72,12 +71,6 @@ def rerun_command(case: Case, path: Path) -> str:
     words = ["replay-parity", "replay", f"failures/{failure_name(case.id, path.level)}", "--level", path.level]
     words += [*path.options, *(["--fault", path.fault] if path.fault else [])]
     return shlex.join(words)
-
-
-def _execution(path: Path) -> dict[str, str] | None:
-    """How the engine that has just played ran the model, as it said when it opened; None of a level without engines."""
-    subjects: EnginePool | None = getattr(path, "subjects", None)
-    return None if subjects is None or not subjects.engines else subjects.latest.execution
 
 
 def _counts(found: dict[str, int], legs: Legs | None) -> dict[str, int]:

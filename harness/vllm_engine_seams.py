@@ -72,7 +72,7 @@ SCHEDULER = (
         f"{_SCHED}.output.SchedulerOutput",
         "class",
         "the rows of a step",
-        attributes="num_scheduled_tokens scheduled_cached_reqs scheduled_new_reqs",
+        attributes="num_scheduled_tokens preempted_req_ids scheduled_cached_reqs scheduled_new_reqs",
     ),
     Seam(f"{_SCHED}.output.CachedRequestData", "class", "running rows", attributes="num_computed_tokens req_ids"),
     Seam(
@@ -114,8 +114,15 @@ ENGINE = (
         "what an engine is opened with",
         by_name="additional_config async_scheduling block_size compilation_config disable_log_stats dtype "
         "enable_prefix_caching enable_trace_replay enforce_eager gpu_memory_utilization load_format mamba_cache_mode "
-        "mamba_ssm_cache_dtype max_logprobs max_model_len max_num_batched_tokens max_num_seqs model "
-        "num_gpu_blocks_override replayssm_buffer_len scheduler_cls seed skip_tokenizer_init use_replayssm",
+        "language_model_only mamba_ssm_cache_dtype max_logprobs max_model_len max_num_batched_tokens max_num_seqs "
+        "model num_gpu_blocks_override prefix_cache_retention_interval replayssm_buffer_len scheduler_cls seed "
+        "skip_tokenizer_init use_replayssm",
+    ),
+    Seam(
+        "vllm.compilation.wrapper.TorchCompileWithNoGuardsWrapper",
+        "class",
+        "whether a part of the model has been compiled",
+        attributes="compiled",
     ),
     Seam("vllm.v1.engine.llm_engine", "module", "imported before children are forked"),
     Seam(_LLM, "class", "one engine", attributes="engine_core"),

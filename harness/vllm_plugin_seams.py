@@ -84,8 +84,8 @@ PLUGIN = (
     Seam(
         "vllm.config.CompilationConfig",
         "class",
-        "graph sizes, and the layers by name",
-        attributes="cudagraph_capture_sizes static_forward_context",
+        "how the model runs, graph sizes, and the layers by name",
+        attributes="cudagraph_capture_sizes cudagraph_mode mode static_forward_context",
     ),
 )
 
