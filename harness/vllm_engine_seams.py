@@ -17,6 +17,8 @@ _CPU = "vllm.platforms.cpu.CpuPlatform"
 SWITCHES = (
     Seam("vllm.envs.VLLM_USE_V2_MODEL_RUNNER", "environment", "Model Runner V2 is switched on"),
     Seam("vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING", "environment", "the engine runs in the process that opens it"),
+    Seam("vllm.envs.VLLM_CACHE_ROOT", "environment", "a compiling engine keeps what it makes to itself"),
+    Seam("vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH", "environment", "whether vLLM would not compile"),
     Seam("vllm.envs.VLLM_GPU_SYNC_CHECK", "environment", "a host read with CUDA ends the step", device="cuda"),
     Seam("vllm.envs.VLLM_CPU_KVCACHE_SPACE", "environment", "gigabytes of cache on a CPU", device="cpu"),
     Seam("vllm.envs.VLLM_ENABLE_CUDAGRAPH_GC", "environment", "a capture does not freeze the heap", device="cpu"),

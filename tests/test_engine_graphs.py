@@ -163,6 +163,8 @@ def test_aligned_blocks_in_graphs() -> None:
 class _Recorded:
     """An engine that hands over a trace played before."""
 
+    execution = None
+
     def __init__(self, config: EngineConfig, trace: EngineTrace) -> None:
         self.config, self.trace = config, trace
 

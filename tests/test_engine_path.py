@@ -153,6 +153,8 @@ def test_a_timeline_that_vllm_does_not_play_is_unknown(clean: EnginePath) -> Non
 class _Recorded:
     """An engine that hands over a trace played before."""
 
+    execution = None
+
     def __init__(self, config: EngineConfig, trace: EngineTrace) -> None:
         self.config, self.trace = config, trace
 

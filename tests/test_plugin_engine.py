@@ -284,15 +284,14 @@ def describe(llm: Any) -> dict[str, Any]:
     group = next(g for groups in runner.attn_groups for g in groups if isinstance(g.kv_cache_spec, MambaSpec))
     layer = runner.vllm_config.compilation_config.static_forward_context[group.layer_names[0]]
     model: Any = type(runner.model)
+    stock = next(base for base in model.__mro__ if base.__module__.startswith("vllm."))
     return {
         "backend": group.backend.__name__,
         "builder": type(group.get_metadata_builder(0)).__name__,
         "model_state": type(runner.model_state).__name__,
         "num_state_tensors": len(layer.kv_cache),
         "shapes": [list(shape) for shape in model.get_mamba_state_shape_from_config(runner.vllm_config)],
-        "stock_shapes": [
-            list(shape) for shape in model.__mro__[1].get_mamba_state_shape_from_config(runner.vllm_config)
-        ],
+        "stock_shapes": [list(shape) for shape in stock.get_mamba_state_shape_from_config(runner.vllm_config)],
     }
 
 
