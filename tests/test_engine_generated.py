@@ -20,8 +20,9 @@ from replay_parity.harness.paths import open_path
 
 pytestmark = pytest.mark.engine
 
-# 1, 1 and 2 requests; the first runs eagerly and ends before a ring entry is read again, the others in FULL graphs
-PICKED = (0, 4, 6)
+# the first has one request, runs eagerly and ends before a ring entry is read again; the second has six, preempts six
+# times and runs in FULL graphs
+PICKED = (0, 24)
 SHARED = ("cursor.prompt_base", "cursor.flush_late", "ring.write_next", "ring.state_every_step", "kernel.decay_prefix")
 
 
