@@ -8,6 +8,14 @@ from collections.abc import Callable
 Split = Callable[[int, int, int, int, int], int]
 
 
+def may_end(start: int, end: int, known: int, block: int) -> bool:
+    """Whether a chunk from ``start`` may end at ``end``: on a boundary, or in the block of the last known token.
+
+    Of that block no state is needed before the request has all of it, by a chunk or by a decode.
+    """
+    return end % block == 0 or start >= (known - 1) // block * block
+
+
 def split_as_vllm(start: int, asked: int, prompt_len: int, known: int, block: int) -> int:
     """What vLLM's scheduler grants where a step has room for a block (Scheduler._mamba_block_aligned_split, 0.32).
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from .blocks import Blocks
 from .case import Case, CaseError, Step
+from .split import may_end
 
 FIRST_CHUNK, PREFILL, LEFTOVER, DECODE = "first_chunk", "prefill", "leftover", "decode"
 
@@ -234,12 +235,11 @@ class _Player:
         if self.case.cache.mode != "align":
             return
         block = self.case.cache.block_size
-        last_boundary = known // block * block
         end = live.computed + num_tokens
-        if end % block and live.computed < last_boundary:
+        if not may_end(live.computed, end, known, block):
             raise CaseError(
-                f"{path}: in align mode a chunk ends on a block boundary (a multiple of {block}) or lies in the last "
-                f"partial block; this one covers tokens {live.computed} to {end - 1} of {known}"
+                f"{path}: in align mode a chunk ends on a block boundary (a multiple of {block}) or lies in the block "
+                f"of the last known token; this one covers tokens {live.computed} to {end - 1} of {known}"
             )
 
     def _hit(self, request: int, known: int) -> tuple[int, int | None]:

@@ -17,7 +17,7 @@ import pytest
 from replay_parity.cases.blocks import Blocks
 from replay_parity.cases.case import Cache, Case, CaseError, Step
 from replay_parity.cases.scenarios import scenarios
-from replay_parity.cases.split import next_split, split_as_vllm, split_in_last_block
+from replay_parity.cases.split import may_end, next_split, split_as_vllm, split_in_last_block
 from replay_parity.cases.timeline import play
 from replay_parity.harness.explore import drawn_cases
 
@@ -117,6 +117,7 @@ def test_what_a_split_grants_it_grants_again(split: object) -> None:
                         granted = next_split(chosen, start, min(asked, known - start), prompt_len, known, block)
                         assert 0 < granted <= known - start
                         assert chosen(start, granted, prompt_len, known, block) == granted
+                        assert may_end(start, start + granted, known, block)
                         start += granted
 
 

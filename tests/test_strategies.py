@@ -111,6 +111,13 @@ def test_engine_cases_fit_the_engine() -> None:
         assert len(case.steps) <= 4 * 16 + 1 + 2 * 17 + strategies.MOST_STEPS + 10
 
 
+def test_many_engine_cases_are_legal_and_playable() -> None:
+    """More than a campaign draws: one that is not would end it."""
+    for case in draw(strategies.cases("engine"), 800, 21):
+        play(case)
+        assert cannot_play("engine", case) is None
+
+
 def test_engine_cases_are_as_many_kinds_as_asked_for() -> None:
     """Each cache, graphs in half, up to eight requests, prompts over several blocks, and every situation."""
     cases = sample("engine")
