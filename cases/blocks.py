@@ -47,9 +47,10 @@ class Blocks:
         self.free += self.held.pop(request, 0)
 
     def _take(self, request: int, tokens: int) -> bool:
-        more = self.needed(tokens) - self.held.get(request, 0)
+        held = self.held.get(request, 0)
+        more = max(self.needed(tokens) - held, 0)
         if more > self.free:
             return False
-        self.free -= max(more, 0)
-        self.held[request] = max(self.needed(tokens), self.held.get(request, 0))
+        self.free -= more
+        self.held[request] = held + more
         return True

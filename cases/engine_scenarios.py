@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
-from .geometry import ENGINE
+from .geometry import ENGINE, ENGINE_BLOCK
 from .scenarios import Scenario, scenarios
 
-# tokens of a block of the engine level's checkpoint
-BLOCK = 32
 # scenarios that the trained checkpoint plays too: a wrong state shows in its text
 TRAINED = ("resume-at-phase-2", "one-token-tail", "mixed-prefill-and-decode")
 MOST_ROWS = 8
@@ -46,7 +44,7 @@ def _more(named: dict[str, Scenario]) -> Iterator[Scenario]:
 
 
 def _aligned(name: str, requests: tuple[Request, ...], steps: tuple[Step, ...]) -> Case:
-    cache, inputs = Cache("align", BLOCK), Inputs("model_like", sum(map(ord, name)))
+    cache, inputs = Cache("align", ENGINE_BLOCK), Inputs("model_like", sum(map(ord, name)))
     return Case(name, ENGINE, Replay(4), cache, None, inputs, requests, steps)
 
 

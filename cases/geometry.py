@@ -41,3 +41,5 @@ QWEN3_5: dict[str, Geometry] = {
 # small shapes of our own: TINY for the kernel and schedule levels, ENGINE for checkpoints that a CPU engine can serve
 TINY = Geometry(2, 4, 16, 16, 4)
 ENGINE = Geometry(2, 4, 64, 64, 4)
+# tokens: vLLM makes a block hold a page of GDN state, at the shapes of ENGINE and L up to 32
+ENGINE_BLOCK = 32

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .case import Cache, Case, Graphs, Inputs, Replay, Request, Step
-from .geometry import TINY, Geometry
+from .geometry import ENGINE_BLOCK, TINY, Geometry
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _waits(geometry: Geometry) -> Iterator[Scenario]:
 
 
 def _shortages(geometry: Geometry) -> Iterator[Scenario]:
-    few = Cache("none", 32, 10)
+    few = Cache("none", ENGINE_BLOCK, 10)
     steps = [_step((1, 30), (0, 31)), *_decodes(2, 0, 1), _step((0, 1), preempt=(1,)), *_decodes(4, 0)]
     case = _build("blocks-run-out", geometry, [(31, 8), (30, 8)], [*steps, _step((1, 33)), *_decodes(4, 1)])
     yield Scenario(

@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from .blocks import STATE_BLOCKS
 from .case import DTYPES, REGIMES, Cache, Case, Graphs, Inputs, Replay, Request
-from .geometry import ENGINE, Geometry
+from .geometry import ENGINE, ENGINE_BLOCK, Geometry
 from .script import CUTS, EVENTS, JOINS, Turn, write_steps
 from .split import Split, split_as_vllm, split_in_last_block
 
@@ -35,8 +35,8 @@ BLOCK_SIZES = (2, 3, 4, 5, 6, 8)
 CAPTURE_SIZES = ((1, 2, 4), (2,), (3,), (4,), (2, 4), (1, 2, 4, 8), (4, 8))
 # each set is an engine of its own; here one row, three and five to seven get padded ones
 ENGINE_CAPTURE_SIZES = (2, 4, 8)
-# the engine level's checkpoint has blocks of 32 tokens; of 10 blocks two requests that grow past one get too few
-ENGINE_CACHES = (Cache(), Cache(), Cache("align", 32), Cache("none", 32, 10))
+# of 10 blocks two requests that grow past one get too few
+ENGINE_CACHES = (Cache(), Cache(), Cache("align", ENGINE_BLOCK), Cache("none", ENGINE_BLOCK, 10))
 FEW_BLOCK_SIZES = (4, 8)
 # preemptions are frequent: most faults of a cursor or a slot need one, at a ring phase of their own
 FREQUENT_EVENTS = (*EVENTS, "none", "readmit", "readmit", "preempt", "preempt", "finish")

@@ -83,7 +83,7 @@ class EnginePath:
         pool = ThreadPoolExecutor(2)
         try:
             subject, baseline = (pool.submit(engine.play, case, prompts, forced) for engine in engines)
-            truth = _truth(case, timeline, oracle, tokens)
+            truth = replace(_answers(timeline, oracle, tokens), cursors=ledger_cursors(case, timeline))
             legs = {"subject": subject.result(), "baseline": baseline.result()}
         except BaseException:
             # Ctrl-C: the pool would wait for both plays to end
@@ -105,7 +105,10 @@ class EnginePath:
             trace = _trace(timeline, played)
             traces[name] = _unseen(case, timeline, trace) if self.native else trace
         plain = Legs(self.level, case, timeline, truth, traces["subject"], traces["baseline"])
-        return replace(plain, float32=_float32(timeline, oracle, tokens)) if _is_off(plain) else plain
+        if not _is_off(plain):
+            return plain
+        others = tuple(_answers(timeline, oracle.nudged(seed), tokens) for seed in range(EVALUATIONS))
+        return replace(plain, float32=others)
 
     def why_refused(self, case: Case) -> str | None:
         """Open the subject's engine for a Case; None where it opens, else vLLM's own words."""
@@ -183,11 +186,14 @@ def _sampled(timeline: Timeline) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _truth(case: Case, timeline: Timeline, oracle: Qwen3_5Oracle, tokens: list[list[int]]) -> Trace:
+def _answers(timeline: Timeline, model: Qwen3_5Oracle, tokens: list[list[int]]) -> Trace:
+    """What a sequential model says at every sampled row."""
     rows = row_index(_sampled(timeline))
-    log_probs = [oracle.log_probs(row[:-1]) for row in tokens]
-    picked = [log_probs[r][p] for r, p in zip(rows.request.tolist(), rows.position.tolist(), strict=True)]
-    return Trace(rows, torch.stack(picked), cursors=ledger_cursors(case, timeline))
+    log_probs = [model.log_probs(row[:-1]) for row in tokens]
+    return Trace(
+        rows,
+        torch.stack([log_probs[r][p] for r, p in zip(rows.request.tolist(), rows.position.tolist(), strict=True)]),
+    )
 
 
 def _is_off(legs: Legs) -> bool:
@@ -195,18 +201,6 @@ def _is_off(legs: Legs) -> bool:
     assert legs.truth is not None and legs.subject is not None and legs.baseline is not None
     unlike = row_findings(legs.truth, legs.subject) or row_findings(legs.truth, legs.baseline)
     return not unlike and bool(numeric_findings(legs)[1])
-
-
-def _float32(timeline: Timeline, oracle: Qwen3_5Oracle, tokens: list[list[int]]) -> tuple[Trace, ...]:
-    """The truth's formulas in float32, EVALUATIONS times with other roundings."""
-    rows = row_index(_sampled(timeline))
-    keys = list(zip(rows.request.tolist(), rows.position.tolist(), strict=True))
-    traces = []
-    for seed in range(EVALUATIONS):
-        model = oracle.nudged(seed)
-        log_probs = [model.log_probs(row[:-1]) for row in tokens]
-        traces.append(Trace(rows, torch.stack([log_probs[request][position] for request, position in keys])))
-    return tuple(traces)
 
 
 def _trace(timeline: Timeline, played: EngineTrace) -> Trace:

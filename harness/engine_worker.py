@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..cases.case import Case, Step
+from ..cases.geometry import ENGINE_BLOCK
 from ..cases.inputs import poisons
 from . import cpu_platform
 from .architectures import ARCHITECTURES
@@ -30,9 +31,6 @@ from .engine_trace import EngineConfig, EngineTrace
 from .execution import execution_args
 from .graphs import EngineGraphs, allow_graphs
 from .trace import Event
-
-# tokens; vLLM raises it where a page of GDN state needs more. Small blocks keep a case's memory, and its poison, small
-SMALL_BLOCK = 32
 
 # how often the child looks whether its parent is still there
 _PARENT_POLL_S = 0.5
@@ -348,7 +346,8 @@ def _engine_args(config: EngineConfig) -> Any:
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "max_model_len": config.max_model_len,
-        "block_size": config.block_size or SMALL_BLOCK,
+        # vLLM raises it where a page needs more; small blocks keep a case's memory, and its poison, small
+        "block_size": config.block_size or ENGINE_BLOCK,
         "num_gpu_blocks_override": config.num_blocks,
         "scheduler_cls": directed_scheduler_class(),
         "async_scheduling": False,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from ..cases.case import Case
-from ..cases.geometry import ENGINE
+from ..cases.geometry import ENGINE, ENGINE_BLOCK
 from ..cases.split import split_as_vllm
 from ..cases.timeline import play
 from .architectures import DEFAULT_ARCHITECTURE
 from .engine_trace import EngineConfig
 
-# tokens: vLLM makes a block hold a page of GDN state, at the shapes of geometry.ENGINE and L up to 32
-ENGINE_BLOCK = 32
 # rows: vLLM captures no graph of more than its max_num_seqs
 ENGINE_ROWS = EngineConfig.max_num_seqs
 
